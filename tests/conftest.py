@@ -1,0 +1,29 @@
+"""What every test shares: the real checkpoint, one thread, and hypothesis without a clock."""
+
+import os
+from pathlib import Path
+
+# Before torch is imported anywhere: two test runs side by side must not fight for the cores.
+os.environ.setdefault("OMP_NUM_THREADS", "2")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ["NO_COLOR"] = "1"
+
+import hypothesis
+import pytest
+
+from openbook import models
+
+hypothesis.settings.register_profile("openbook", deadline=None, print_blob=True)
+hypothesis.settings.load_profile("openbook")
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """SmolLM2-135M-Instruct as a GGUF file; fetched once, then kept in OPENBOOK_HOME."""
+    try:
+        return models.fetch("smollm2-135m")
+    except models.FetchError as error:
+        if os.environ.get("CI") == "true":
+            raise
+        pytest.skip(str(error))
