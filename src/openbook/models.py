@@ -97,7 +97,7 @@ _STALE_AFTER_S = 24 * 3600
 def home() -> Path:
     """Openbook's own folder: $OPENBOOK_HOME, or ~/.cache/openbook."""
     configured = os.environ.get("OPENBOOK_HOME")
-    return Path(configured).expanduser() if configured else Path.home() / ".cache" / "openbook"
+    return Path(configured).expanduser().absolute() if configured else Path.home() / ".cache" / "openbook"
 
 
 def available() -> list[Model]:
