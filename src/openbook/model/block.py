@@ -1,0 +1,44 @@
+"""One layer: attention and feed-forward around a residual stream."""
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from openbook.model.attention import Attention, LayerCache, Mask
+from openbook.model.mlp import Mlp
+from openbook.model.norm import norm_or_identity
+from openbook.model.positions import Rotation
+from openbook.spec.model import Block as BlockSpec
+
+
+class Block(nn.Module):
+    """See `openbook.spec.model.Block` for the formula; an absent norm is the identity."""
+
+    def __init__(self, spec: BlockSpec, d_model: int) -> None:
+        super().__init__()
+        self.spec = spec
+        self.attn = Attention(spec.attn, d_model)
+        self.mlp = Mlp(spec.mlp, d_model)
+        self.attn_norm = norm_or_identity(spec.attn_norm, d_model)
+        self.attn_out_norm = norm_or_identity(spec.attn_out_norm, d_model)
+        self.attn_add_norm = norm_or_identity(spec.attn_add_norm, d_model)
+        self.mlp_norm = norm_or_identity(spec.mlp_norm, d_model)
+        self.mlp_out_norm = norm_or_identity(spec.mlp_out_norm, d_model)
+        self.mlp_add_norm = norm_or_identity(spec.mlp_add_norm, d_model)
+        self.end_norm = norm_or_identity(spec.end_norm, d_model)
+
+    def forward(
+        self,
+        x: Float[Tensor, "B T D"],
+        rotation: Rotation | None,
+        mask: Mask,
+        cache: LayerCache | None = None,
+    ) -> Float[Tensor, "B T D"]:
+        normed = self.attn_norm(x)
+        attended = self.attn_out_norm(self.attn(normed, rotation, mask, cache))
+        if self.spec.residual == "serial":
+            x = self.attn_add_norm(x + attended)
+            x = self.mlp_add_norm(x + self.mlp_out_norm(self.mlp(self.mlp_norm(x))))
+        else:
+            mlp_input = self.mlp_norm(x) if self.spec.residual == "parallel" else normed
+            x = x + attended + self.mlp_out_norm(self.mlp(mlp_input))
+        return self.end_norm(x)

@@ -1,0 +1,143 @@
+"""Where a token stands: vectors added to the embedding, or rotations of queries and keys.
+
+Angles are made in fp32 on the spot, whatever the model's dtype: bf16 cannot even hold the integer 257,
+and a table kept as a buffer would be cast along with the weights.
+"""
+
+import math
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from openbook.spec.model import (
+    DynamicScaling,
+    FrequencyDivisors,
+    LinearScaling,
+    Llama3Scaling,
+    Rope,
+    Sinusoidal,
+    YarnScaling,
+)
+
+
+class LearnedPositions(nn.Module):
+    """One trained vector a position. Padding (negative) reads position 0; nothing attends to it."""
+
+    def __init__(self, n_positions: int, d_model: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(n_positions, d_model))
+
+    def forward(self, positions: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
+        return F.embedding(positions.clamp(min=0), self.weight)
+
+
+class SinusoidalPositions(nn.Module):
+    """sin(p / base^(2i/D)) at element 2i, the cosine at 2i + 1 (Vaswani et al. 2017, section 3.5)."""
+
+    def __init__(self, spec: Sinusoidal, d_model: int) -> None:
+        super().__init__()
+        self.spec, self.d_model = spec, d_model
+
+    def forward(self, positions: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
+        exponent = torch.arange(0, self.d_model, 2, device=positions.device).float() / self.d_model
+        angles = positions[..., None].float() / self.spec.base**exponent
+        return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)
+
+
+# --- rotary -------------------------------------------------------------------------------------
+
+
+class Rotation(NamedTuple):
+    """Cosine and sine of every (position, pair), fp32, ready to broadcast over the heads."""
+
+    cos: Float[Tensor, "B 1 T half"]
+    sin: Float[Tensor, "B 1 T half"]
+
+
+def rotation(rope: Rope, positions: Int[Tensor, "B T"], capacity: int | None = None) -> Rotation:
+    """The rotation of each position.
+
+    `capacity` is the length the sequence is sized for: only dynamic scaling asks for it, since its
+    frequencies depend on the length. Without one a row's own last position is taken, so that a row's
+    result does not depend on its neighbours in the batch.
+    """
+    if isinstance(rope.scaling, DynamicScaling):
+        lengths = (
+            [capacity] * len(positions) if capacity else [int(n) + 1 for n in positions.amax(-1).tolist()]
+        )
+        inv_freq = torch.stack([frequencies(rope, max(n, 1)) for n in lengths])[:, None]
+    else:
+        inv_freq = frequencies(rope)
+    angles = positions[..., None].float() * inv_freq.to(positions.device)
+    factor = rope.scaling.attention_factor if isinstance(rope.scaling, YarnScaling) else 1.0
+    return Rotation((angles.cos() * factor)[:, None], (angles.sin() * factor)[:, None])
+
+
+def rotate(x: Float[Tensor, "B H T K"], by: Rotation, rope: Rope) -> Float[Tensor, "B H T K"]:
+    """Turns each pair (a, b) of the first `rope.dim` elements by its angle, in fp32."""
+    cos, sin = by
+    pairs, rest = x[..., : rope.dim], x[..., rope.dim :]
+    if rope.layout == "half":
+        a, b = pairs.chunk(2, dim=-1)
+        turned = torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+    else:
+        a, b = pairs[..., 0::2], pairs[..., 1::2]
+        turned = torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)
+    turned = turned.to(x.dtype)
+    return torch.cat((turned, rest), dim=-1) if rest.shape[-1] else turned
+
+
+@lru_cache(maxsize=256)
+def frequencies(rope: Rope, length: int = 0) -> Float[Tensor, "half"]:
+    """Radians per position of each pair, fp32: base^(-2i/dim), then the scaling's rule.
+
+    The order of operations is that of transformers' modeling_rope_utils, so that the numbers are
+    equal bit for bit and stay so at positions far out. `length` matters to dynamic scaling alone.
+    """
+    base, dim = rope.base, rope.dim
+    exponent = torch.arange(0, dim, 2, device="cpu").float() / dim
+    match rope.scaling:
+        case DynamicScaling(factor, original):
+            growth = factor * max(length, original) / original - (factor - 1)
+            return 1.0 / (base * growth ** (dim / (dim - 2))) ** exponent
+        case LinearScaling(factor):
+            return 1.0 / base**exponent / factor
+        case FrequencyDivisors(divisors):
+            return 1.0 / base**exponent / torch.tensor(divisors, device="cpu")
+        case Llama3Scaling() as scaling:
+            return _llama3(1.0 / base**exponent, scaling)
+        case YarnScaling() as scaling:
+            return _yarn(base**exponent, rope, scaling)
+    return 1.0 / base**exponent
+
+
+def _llama3(plain: Tensor, s: Llama3Scaling) -> Tensor:
+    wavelength = 2 * math.pi / plain
+    scaled = torch.where(wavelength > s.original_positions / s.low_freq_factor, plain / s.factor, plain)
+    ramp = (s.original_positions / wavelength - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor)
+    blend = (1 - ramp) * scaled / s.factor + ramp * scaled
+    between = (wavelength >= s.original_positions / s.high_freq_factor) & (
+        wavelength <= s.original_positions / s.low_freq_factor
+    )
+    return torch.where(between, blend, scaled)
+
+
+def _yarn(periods: Tensor, rope: Rope, s: YarnScaling) -> Tensor:
+    def dimension(rotations: float) -> float:
+        """The pair (as a real number) that turns `rotations` times over the original context."""
+        return (
+            rope.dim * math.log(s.original_positions / (rotations * 2 * math.pi)) / (2 * math.log(rope.base))
+        )
+
+    low, high = dimension(s.beta_fast), dimension(s.beta_slow)
+    if s.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rope.dim - 1)
+    if low == high:
+        high += 0.001  # the paper's code: a ramp of no width would divide by zero
+    kept = 1 - ((torch.arange(rope.dim // 2, device="cpu").float() - low) / (high - low)).clamp(0, 1)
+    return 1.0 / (s.factor * periods) * (1 - kept) + 1.0 / periods * kept
