@@ -52,8 +52,8 @@ class Cache:
         before, after = self.length, self.length + positions.shape[1]
         if after > self.capacity:
             raise CacheFullError(
-                f"the cache holds {self.capacity} tokens, {before} are in and {positions.shape[1]} more do not "
-                "fit: make it larger or give fewer tokens"
+                f"the cache holds {self.capacity} tokens and has {before}: {positions.shape[1]} more do not fit; "
+                "make it larger or give fewer tokens"
             )
         self._positions[:, before:after] = positions
         self.length, self.padded = after, self.padded or padded
@@ -92,15 +92,9 @@ class LayerCache:
     """One layer's cells. Token number n lives in cell n mod cells."""
 
     def __init__(
-        self,
-        batch: int,
-        n_kv_heads: int,
-        head_dim: int,
-        cells: int,
-        dtype: torch.dtype,
-        device: torch.device | str,
+        self, shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device | str
     ) -> None:
-        self.k = torch.empty(batch, n_kv_heads, cells, head_dim, dtype=dtype, device=device)
+        self.k = torch.empty(shape, dtype=dtype, device=device)
         self.v = torch.empty_like(self.k)
         self.length = 0
 
