@@ -6,7 +6,7 @@ they mean is the business of `spec` and `weights`. No torch is imported before a
 
 from openbook.files.errors import FileError, TruncatedError
 from openbook.files.gguf import GgufFile, GgufTensor, Typed, read_gguf, write_gguf
-
+from openbook.files.safetensors import SafetensorsFiles, StoredTensor, open_safetensors
 
 __all__ = [
     "FileError",

@@ -16,7 +16,7 @@ import mmap
 import os
 import secrets
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
@@ -91,15 +91,17 @@ _REMOVED = {
 }
 
 
-def tensor_nbytes(shape: Sequence[int], type: str) -> int:
-    """Bytes of a tensor of `shape` (outermost first) stored as `type`.
+def tensor_nbytes(shape: Sequence[int], type_name: str) -> int:
+    """Bytes of a tensor of `shape` (outermost first) stored as `type_name`.
 
     Raises `ValueError` where a row is not a whole number of the type's blocks.
     """
-    form = FORMATS[type]
+    if type_name not in FORMATS:
+        raise ValueError(f"no tensor type {type_name!r}; there are {', '.join(FORMATS)}")
+    form = FORMATS[type_name]
     row = shape[-1] if shape else 1
     if row % form.block:
-        raise ValueError(f"a row of {row} values is not a multiple of {type}'s block of {form.block}")
+        raise ValueError(f"a row of {row} values is not a multiple of {type_name}'s block of {form.block}")
     return math.prod(shape) // form.block * form.block_bytes
 
 
@@ -155,9 +157,7 @@ def read_gguf(path: str | os.PathLike[str]) -> GgufFile:
     file, size = open_regular(path)
     with file:
         if size < _FIXED_HEADER:
-            raise TruncatedError(
-                path, "", "the size", f"{size} bytes", f"at least {_FIXED_HEADER} bytes of a GGUF file"
-            )
+            raise TruncatedError(path, "", "the file", f"{size} bytes long", "a GGUF file: is it complete?")
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     version, metadata, types, tensors = _Parser(path, mapped, size).parse()
     if metadata.get("split.count", 0) not in (0, 1):
@@ -184,7 +184,7 @@ MAX_ITEMS = 4_000_000
 """Items of all arrays together."""
 MAX_DEPTH = 4
 MAX_DIMS = 4
-MAX_ALIGNMENT = 1 << 24
+ALIGNMENTS = tuple(1 << n for n in range(3, 25))
 _INT64_MAX = (1 << 63) - 1
 
 # The least that one of each can take in a file: an empty key's length, its type and one byte; an
@@ -308,8 +308,8 @@ class _Parser:
         if types[_ALIGNMENT_KEY] != "uint32":
             self.fail("the value type", types[_ALIGNMENT_KEY], "uint32")
         alignment = metadata[_ALIGNMENT_KEY]
-        if not 8 <= alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
-            self.fail("the alignment", alignment, f"a power of two from 8 to {MAX_ALIGNMENT}")
+        if alignment not in ALIGNMENTS:
+            self.fail("the alignment", alignment, f"a power of two from 8 to {ALIGNMENTS[-1]}")
         return alignment
 
     def tensor(self, index: int, seen: Mapping[str, GgufTensor], alignment: int) -> GgufTensor:
@@ -322,11 +322,10 @@ class _Parser:
         shape = self.shape()
         type_number = self.u32("the type")
         if type_number not in _TYPE_OF_NUMBER:
-            removed = _REMOVED.get(type_number)
-            found = f"{type_number} ({removed}, removed from GGML)" if removed else type_number
-            self.fail(
-                "the type", found, "a GGML tensor type" + (": convert the model again" if removed else "")
-            )
+            if removed := _REMOVED.get(type_number):
+                found = f"{type_number} ({removed}, removed from GGML)"
+                self.fail("the type", found, "a type still in use: convert the model again")
+            self.fail("the type", type_number, "a GGML tensor type")
         type_name = _TYPE_OF_NUMBER[type_number]
         try:
             nbytes = tensor_nbytes(shape, type_name)
@@ -362,36 +361,29 @@ class _Parser:
                 self.fail("the start", f"byte {tensor.offset}", f"byte {end} or later, where {before!r} ends")
             end, before = tensor.offset + tensor.nbytes, tensor.name
             if end > self.size:
-                raise TruncatedError(
-                    self.path,
-                    self.context,
-                    "the file",
-                    f"{self.size} bytes long",
-                    f"at least {end}: is it complete?",
-                )
+                self.truncated(f"at least {end}: is it complete?")
         return placed
 
     # The primitives: each looks before it takes.
 
     def fail(self, what: str, found: object, expected: object) -> NoReturn:
-        where = f"{self.context} near byte {self.position}" if self.context else f"byte {self.position}"
-        raise FileError(self.path, where, what, found, expected)
+        raise FileError(self.path, self.where(), what, found, expected)
+
+    def truncated(self, expected: str) -> NoReturn:
+        raise TruncatedError(self.path, self.where(), "the file", f"{self.size} bytes long", expected)
+
+    def where(self) -> str:
+        return f"{self.context} near byte {self.position}" if self.context else f"byte {self.position}"
 
     def take(self, n: int, what: str) -> bytes:
         end = self.position + n
+        if end > self.size:
+            self.truncated(f"at least {end}, to hold {what}")
         if end > self.limit:
-            self.too_long(what, end)
+            self.fail("the header", f"longer than {self.limit} bytes", f"at most {self.limit}")
         raw = self.buffer[self.position : end]
         self.position = end
         return raw
-
-    def too_long(self, what: str, end: int) -> NoReturn:
-        if self.size > self.limit:
-            self.fail("the header", f"longer than {self.limit} bytes", f"at most {self.limit}")
-        where = f"{self.context} near byte {self.position}" if self.context else f"byte {self.position}"
-        raise TruncatedError(
-            self.path, where, "the file", f"{self.size} bytes long", f"at least {end} to hold {what}"
-        )
 
     def u32(self, what: str) -> int:
         return int.from_bytes(self.take(4, what), "little")
@@ -432,7 +424,7 @@ class _Parser:
             self.fail(what, f"not UTF-8 ({error.reason})", "UTF-8 text")
 
     def strings(self, count: int) -> list[str]:
-        """`count` strings. A vocabulary has hundreds of thousands, so this loop does without calls of ours."""
+        """`count` strings. A vocabulary has hundreds of thousands, so the loop calls nothing of ours."""
         buffer, limit, end = self.buffer, self.limit, self.position
         strings = []
         from_bytes = int.from_bytes
@@ -465,9 +457,8 @@ class Typed(NamedTuple):
     type: str
 
 
-if TYPE_CHECKING:
-    Bytes = bytes | bytearray | memoryview | npt.NDArray[Any]
-    TensorToWrite = tuple[str, Sequence[int], str, Bytes | Callable[[], Bytes]]
+TensorToWrite = tuple[str, Sequence[int], str, Any]
+"""Name, shape (outermost first), type, and the bytes: bytes-like, or a function that returns such."""
 
 
 def write_gguf(
@@ -479,8 +470,9 @@ def write_gguf(
     written as uint32 (int32 where negative, 64 bits where needed), a float as float32, and a list of
     ints as int32, as llama.cpp's own files have them. "general.alignment" sets the alignment, else 32.
 
-    `tensors` gives name, shape (outermost first), type and bytes of each. Instead of the bytes it may
-    give a function that makes them, called when their turn comes, so one tensor at a time is in memory.
+    `tensors` gives name, shape (outermost first), type and bytes of each. Instead of the bytes (C
+    order) it may give a function that makes them, called when their turn comes, so that one tensor at
+    a time is in memory.
 
     The header is read back by the reader's own rules before anything is written, and the file appears
     under its name only when complete. Raises `FileError` for what no reader would accept and
@@ -488,27 +480,33 @@ def write_gguf(
     """
     path = Path(path)
     rows = list(tensors)
-    alignment = _plain(metadata.get(_ALIGNMENT_KEY, _DEFAULT_ALIGNMENT))
+    alignment = _untyped(metadata.get(_ALIGNMENT_KEY, _DEFAULT_ALIGNMENT))
+    if alignment not in ALIGNMENTS:
+        raise ValueError(f"an alignment of {alignment} is not a power of two from 8 to {ALIGNMENTS[-1]}")
     header = _encode_header(path, metadata, rows, alignment)
 
     part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
     try:
         with part.open("xb") as file:
             file.write(header)
-            for name, shape, type_name, data in rows:
+            for row in rows:
+                file.write(_tensor_bytes(row))
                 file.write(b"\0" * (-file.tell() % alignment))
-                raw = memoryview(data() if callable(data) else data).cast("B")
-                if raw.nbytes != (nbytes := tensor_nbytes(shape, type_name)):
-                    raise ValueError(
-                        f"{name} has {raw.nbytes} bytes, but {type_name} {list(shape)} takes {nbytes}"
-                    )
-                file.write(raw)
-            file.write(b"\0" * (-file.tell() % alignment))
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def _tensor_bytes(row: TensorToWrite) -> memoryview:
+    name, shape, type_name, data = row
+    made: Any = data() if callable(data) else data
+    raw = memoryview(made)
+    nbytes = tensor_nbytes(shape, type_name)
+    if raw.nbytes != nbytes:
+        raise ValueError(f"{name} has {raw.nbytes} bytes, but {type_name} {list(shape)} takes {nbytes}")
+    return raw
 
 
 def _encode_header(
@@ -532,16 +530,17 @@ def _encode_header(
 
 def _encode_value(key: str, value: Any, value_type: str) -> Iterator[bytes]:
     outer, _, item_type = value_type.removesuffix("]").partition("[")
-    if item_type == "array" or outer not in VALUE_TYPES:
+    single = item_type or outer
+    if (outer == "array") != bool(item_type) or single not in (*_SCALARS, "string"):
         raise ValueError(f"metadata {key!r} cannot be written as {value_type}")
     yield struct.pack("<I", VALUE_TYPES.index(outer))
     if outer == "array":
         yield struct.pack("<IQ", VALUE_TYPES.index(item_type), len(value))
     items = value if outer == "array" else [value]
-    if "string" in (outer, item_type):
+    if single == "string":
         yield from map(_encode_string, items)
     else:
-        yield _encode_scalars(key, items, item_type or outer)
+        yield _encode_scalars(key, items, single)
 
 
 def _encode_scalars(key: str, values: Sequence[Any], value_type: str) -> bytes:
@@ -556,7 +555,7 @@ def _encode_string(text: str) -> bytes:
     return struct.pack("<Q", len(raw)) + raw
 
 
-def _plain(value: Any) -> Any:
+def _untyped(value: Any) -> Any:
     return value.value if isinstance(value, Typed) else value
 
 
