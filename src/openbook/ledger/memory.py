@@ -1,0 +1,175 @@
+"""What a workload holds in memory: weights, gradients, optimizer, KV cache, activations, logits.
+
+Bytes, exactly, in Python integers. GB means 10⁹ bytes and GiB 2³⁰.
+
+Activations kept for the backward pass are what PyTorch's autograd saves for the eager model, by step:
+
+    a matrix             its input (the weight is not an activation)
+    a norm               its input, and one fp32 number a row (LayerNorm: two)
+    a rotation           nothing of the size of an activation: the angles are given
+    attention, fused     q, k, v, its output, and one fp32 number for each row of scores
+    attention, explicit  q, k, v, the probabilities, its output (and the capped scores, if soft-capped)
+    an activation        its input, or what stands for it (ReLU: nothing), and its result
+    a gate's product     both factors, and the product, which `down` reads
+    an addition          nothing; its sum is kept as the input of the next norm or matrix
+
+A tensor wanted by two steps is kept once, and booked at the step that made it. Masks, angles and token
+ids, which no layer owns, are left out, and so is whatever the allocator rounds up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from openbook.ledger.ops import OpRow, Workload
+from openbook.ledger.tensors import LayerKinds, LedgerError, Section, dtype_name, nbytes, sum_sections
+from openbook.spec.model import ModelSpec
+
+# --- training recipes ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Bytes per parameter of one way to train with AdamW.
+
+    `weights` and `gradients` are the copies that forward and backward use; `master` an fp32 copy of the
+    weights; `extra_gradients` a second, fp32 copy of the gradients; `moments` AdamW's m and v in fp32.
+    """
+
+    name: str
+    meaning: str
+    weights: int
+    gradients: int
+    master: int
+    extra_gradients: int
+    moments: int = 8
+
+    @property
+    def bytes_per_param(self) -> int:
+        """All of it together."""
+        return self.weights + self.gradients + self.master + self.extra_gradients + self.moments
+
+
+RECIPES: dict[str, Recipe] = {
+    recipe.name: recipe
+    for recipe in (
+        Recipe("adamw-fp32", "fp32 weights, gradients, m, v", 4, 4, 0, 0),
+        Recipe("adamw-mixed", "16-bit weights and gradients; fp32 master weights, m, v", 2, 2, 4, 0),
+        Recipe("adamw-mixed-fp32-grads", "16-bit weights; fp32 gradients, master weights, m, v", 2, 4, 4, 0),
+        Recipe(
+            "adamw-mixed-both-grads", "16-bit weights and gradients; fp32 gradients, master, m, v", 2, 2, 4, 4
+        ),
+    )
+}
+"""16, 16, 18 and 20 bytes per parameter: the four accounts in use, each right for its own trainer."""
+
+
+def default_recipe(dtype: str) -> Recipe:
+    """fp32 weights train in fp32, 16-bit ones with fp32 master weights."""
+    name = dtype_name(dtype)
+    if name not in ("fp32", "fp16", "bf16"):
+        raise LedgerError(f"no training recipe for {name} weights: use fp32, bf16 or fp16")
+    return RECIPES["adamw-fp32" if name == "fp32" else "adamw-mixed"]
+
+
+# --- the cache ----------------------------------------------------------------------------------
+
+
+def kv_bytes_per_token(kinds: LayerKinds, dtype: str) -> int:
+    """Bytes that one more token adds to the cache of every layer: 2·G·K each, windows ignored."""
+    return sum(len(layers) * nbytes(2 * block.attn.kv_width, dtype) for block, layers in kinds)
+
+
+def kv_bytes(kinds: LayerKinds, batch: int, length: int, dtype: str, windows: bool = True) -> int:
+    """Bytes of a cache for `batch` sequences of `length` tokens.
+
+    A layer with a window W needs min(length, W) tokens; with `windows` false it is given them all, as a
+    cache with one capacity for all layers does.
+    """
+    total = 0
+    for block, layers in kinds:
+        window = block.attn.window
+        cells = min(length, window) if windows and window is not None else length
+        total += len(layers) * nbytes(2 * batch * cells * block.attn.kv_width, dtype)
+    return total
+
+
+# --- the account --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRow:
+    """One item: its bytes, and in words what is counted."""
+
+    name: str
+    bytes: int
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """The items of a workload's memory. `recipe` is how the optimizer is counted (training only)."""
+
+    rows: tuple[MemoryRow, ...]
+    recipe: Recipe | None
+
+    @property
+    def total(self) -> int:
+        """Bytes of all items together."""
+        return sum(row.bytes for row in self.rows)
+
+    def __getitem__(self, name: str) -> int:
+        """Bytes of one item, 0 if this workload has no such item."""
+        return sum(row.bytes for row in self.rows if row.name == name)
+
+
+def memory_of(
+    spec: ModelSpec,
+    kinds: LayerKinds,
+    n_params: int,
+    weight_bytes: int,
+    ops: Iterable[Section[OpRow]],
+    w: Workload,
+    dtype: str,
+    recipe: Recipe | None,
+) -> Memory:
+    """The account of a workload: `ops` are its steps, `weight_bytes` the storages in `dtype`."""
+    ops = list(ops)
+    activations = w.activation_dtype(dtype)
+    n_logits = w.batch * w.head_rows * spec.vocab_size
+    logits = MemoryRow("logits", nbytes(n_logits, activations), f"B·{w.head_rows}·V in {activations}")
+    if w.mode == "train":
+        recipe = recipe or default_recipe(dtype)
+        kept = sum_sections(ops, lambda row: row.kept_bytes)
+        rows = (
+            *_training_rows(n_params, recipe),
+            MemoryRow("activations", kept, f"kept for backward in {activations}, {w.core} attention"),
+            logits,
+            MemoryRow("logits_fp32", nbytes(n_logits, "fp32"), "the loss's fp32 copy of the logits"),
+        )
+        return Memory(rows, recipe)
+    cache = kv_bytes(kinds, w.batch, w.seen, activations)
+    # A fused core forms its scores tile by tile, and the logits have a row of their own.
+    unseen = ("head", "attn.scores", "attn.masked", "attn.probs")[: 4 if w.core == "fused" else 1]
+    largest = max(row.activation_bytes for section in ops for row in section.rows if row.name not in unseen)
+    rows = (
+        MemoryRow("weights", weight_bytes, f"{dtype}, each storage once"),
+        MemoryRow("kv_cache", cache, f"B·S tokens in {activations}, windows capped"),
+        MemoryRow("activations", largest, "the largest output of one step, freed after use"),
+        logits,
+    )
+    return Memory(rows, None)
+
+
+def _training_rows(n_params: int, recipe: Recipe) -> tuple[MemoryRow, ...]:
+    def row(name: str, per_param: int, meaning: str) -> MemoryRow:
+        return MemoryRow(name, n_params * per_param, f"{per_param} bytes per parameter: {meaning}")
+
+    rows = (
+        row("weights", recipe.weights, "the copy the passes use"),
+        row("gradients", recipe.gradients + recipe.extra_gradients, "all copies"),
+        row("master_weights", recipe.master, "fp32"),
+        row("optimizer", recipe.moments, "AdamW's m and v, fp32"),
+    )
+    return tuple(row for row in rows if row.bytes)
