@@ -138,7 +138,8 @@ class Rope:
         if isinstance(self.scaling, FrequencyDivisors):
             _check(
                 len(self.scaling.divisors) == self.dim // 2,
-                f"FrequencyDivisors must hold dim/2 = {self.dim // 2} numbers, found {len(self.scaling.divisors)}",
+                f"FrequencyDivisors must hold dim/2 = {self.dim // 2} numbers, "
+                f"found {len(self.scaling.divisors)}",
             )
 
 
@@ -326,7 +327,8 @@ class ModelSpec:
         if isinstance(self.positions, Learned):
             _check(
                 self.max_positions <= self.positions.n_positions,
-                f"max_positions {self.max_positions} exceeds the {self.positions.n_positions} learned positions",
+                f"max_positions {self.max_positions} exceeds the {self.positions.n_positions} "
+                "learned positions",
             )
 
     @property
@@ -407,7 +409,9 @@ def _unfold(runs: Iterable[Any]) -> Iterator[Block]:
         where = f"spec.layers[{i}]"
         _check(isinstance(run, dict) and set(run) == {"times", "block"}, f"{where} needs 'times' and 'block'")
         times, block = run["times"], _value(run["block"], f"{where}.block")
-        _check(isinstance(times, int) and times > 0, f"{where}.times must be a positive integer, found {times!r}")
+        _check(
+            isinstance(times, int) and times > 0, f"{where}.times must be a positive integer, found {times!r}"
+        )
         _check(isinstance(block, Block), f"{where}.block must be of type Block")
         total += times
         _check(total <= MAX_LAYERS, f"a spec may have at most {MAX_LAYERS:,} layers, found {total:,}")
@@ -427,7 +431,10 @@ def _value(data: Any, where: str) -> Any:
 def _build(cls: type, data: dict[str, Any], where: str) -> Any:
     known = {f.name: f for f in dataclasses.fields(cls)}
     unknown = sorted(set(data) - set(known))
-    _check(not unknown, f"{where}: unknown key {', '.join(map(repr, unknown))}; {cls.__name__} has {', '.join(known)}")
+    _check(
+        not unknown,
+        f"{where}: unknown key {', '.join(map(repr, unknown))}; {cls.__name__} has {', '.join(known)}",
+    )
     required = [n for n, f in known.items() if f.default is dataclasses.MISSING]
     missing = [n for n in required if n not in data]
     _check(not missing, f"{where}: missing {', '.join(missing)}")
