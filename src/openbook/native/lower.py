@@ -1,0 +1,192 @@
+"""From a decoder to the list of operations that `runner.c` walks through for one token.
+
+The list is derived from the spec block by block, in the order of `openbook.model.block`; operations
+that do not read each other's results stand side by side without a barrier between them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from openbook.model import Decoder
+from openbook.model.attention import Attention
+from openbook.model.block import Block
+from openbook.model.mlp import Mlp
+from openbook.model.norm import Norm
+from openbook.spec.model import Rope
+
+EMBED, NORM, LINEAR, ROTATE, STORE, ATTEND, ACTIVATE, GATE, ADD = range(9)
+DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+ACTIVATIONS = ("relu", "relu2", "gelu", "gelu_tanh", "gelu_quick", "silu", "sigmoid", "tanh")
+ACCUMULATE, LAYERNORM, INTERLEAVED = 1, 2, 4
+
+Pointer = ctypes.c_void_p
+
+
+class Op(ctypes.Structure):
+    """Mirrors `Op` in runner.c."""
+
+    _fields_ = (
+        ("code", ctypes.c_int32), ("kind", ctypes.c_int32),
+        ("dtype", ctypes.c_int32), ("barrier", ctypes.c_int32),
+        ("n", ctypes.c_int64), ("width", ctypes.c_int64),
+        ("layer", ctypes.c_int64), ("group", ctypes.c_int64),
+        ("flags", ctypes.c_int32), ("eps", ctypes.c_float), ("offset", ctypes.c_float),
+        ("scale", ctypes.c_float), ("softcap", ctypes.c_float),
+        ("weight", Pointer), ("bias", Pointer), ("a", Pointer), ("b", Pointer), ("dst", Pointer),
+    )  # fmt: skip
+
+
+class Lowering:
+    """The op list of one decoder, with the buffers that it works in.
+
+    `keep` holds every tensor whose address is in the list: as long as it lives, the addresses are good.
+    """
+
+    def __init__(self, decoder: Decoder) -> None:
+        self.decoder = decoder
+        self.dtype = decoder.embed.weight.dtype
+        self.keep: list[Tensor] = []
+        self.ops: list[Op] = []
+        spec = decoder.spec
+        self.x = self._buffer(spec.d_model)
+        self.position_vector = self._buffer(spec.d_model)
+        self.turns = {rope: self._buffer(rope.dim) for rope in {b.attn.rope for b in spec.layers} if rope}
+        self._embed()
+        for n, layer in enumerate(decoder.layers):
+            self._block(n, cast("Block", layer))
+        final = self._norm(decoder.final_norm, self.x, spec.d_model)
+        self._linear(decoder.head, final, None)
+
+    def _embed(self) -> None:
+        table = getattr(self.decoder.positions, "weight", None)
+        computed = self.decoder.positions is not None and table is None
+        self._emit(
+            EMBED, n=self.x.numel(), weight=self.decoder.embed.weight, bias=table,
+            a=self.position_vector if computed else None, dst=self.x,
+        )  # fmt: skip
+
+    def _block(self, n: int, block: Block) -> None:
+        x, D = self.x, self.x.numel()
+        normed = self._norm(block.attn_norm, x, D)
+        if block.spec.residual == "serial":
+            self._attend(n, block, normed)
+            self._norm(block.attn_add_norm, x, D, into=x)
+            self._feed_forward(block, self._norm(block.mlp_norm, x, D))
+            self._norm(block.mlp_add_norm, x, D, into=x)
+        else:  # both halves read x before either is added to it
+            shared = block.spec.residual == "parallel_shared"
+            mlp_input = normed if shared else self._norm(block.mlp_norm, x, D)
+            attended, fed = self._buffer(D), self._buffer(D)
+            self._attend(n, block, normed, attended)
+            self._feed_forward(block, mlp_input, fed)
+            self._emit(ADD, n=D, a=attended, dst=x, barrier=False)
+            self._emit(ADD, n=D, a=fed, dst=x)
+        self._norm(block.end_norm, x, D, into=x)
+
+    def _attend(self, n: int, block: Block, x: Tensor, into: Tensor | None = None) -> None:
+        self._sublayer(lambda y: self._attention(n, block.attn, x, y), block.attn_out_norm, into)
+
+    def _feed_forward(self, block: Block, x: Tensor, into: Tensor | None = None) -> None:
+        self._sublayer(lambda y: self._mlp(block.mlp, x, y), block.mlp_out_norm, into)
+
+    def _sublayer(
+        self, emit: Callable[[Tensor | None], None], out_norm: nn.Module, into: Tensor | None
+    ) -> None:
+        """into = out_norm(sublayer). With nowhere to go, the result is added to the residual stream, by the
+        sublayer's last matrix itself where no norm stands between."""
+        if into is None and not isinstance(out_norm, Norm):
+            emit(None)
+            return
+        y = self._buffer(self.x.numel()) if into is None else into
+        emit(y)
+        self._norm(out_norm, y, y.numel(), into=y)
+        if into is None:
+            self._emit(ADD, n=y.numel(), a=y, dst=self.x)
+
+    def _attention(self, n: int, attn: Attention, x: Tensor, into: Tensor | None) -> None:
+        s = attn.spec
+        K = s.head_dim
+        q, k, v = (self._buffer(width) for width in (s.q_width, s.kv_width, s.kv_width))
+        for project, y in ((attn.q, q), (attn.k, k), (attn.v, v)):
+            self._linear(project, x, y, barrier=y is v)
+        heads = ((q, attn.q_norm, s.n_heads), (k, attn.k_norm, s.n_kv_heads))
+        for y, norm, count in heads:
+            if norm is not None:
+                self._norm(norm, y, K, into=y, n=count, barrier=y is k or attn.k_norm is None)
+        if s.rope is not None:
+            for y, _, count in heads:
+                self._rotate(s.rope, y, count, K, barrier=y is k)
+        self._emit(STORE, n=s.n_kv_heads, width=K, layer=n, a=k, b=v)
+        y = self._buffer(s.q_width)
+        self._emit(
+            ATTEND, n=s.n_heads, width=K, layer=n, group=s.n_heads // s.n_kv_heads,
+            scale=s.scale, softcap=s.softcap or 0.0, a=q, dst=y,
+        )  # fmt: skip
+        self._linear(attn.o, y, into)
+
+    def _mlp(self, mlp: Mlp, x: Tensor, into: Tensor | None) -> None:
+        kind, F = ACTIVATIONS.index(mlp.spec.activation), mlp.spec.d_ff
+        hidden, up = self._buffer(F), self._buffer(F)
+        if mlp.gate is not None:
+            self._linear(mlp.gate, x, hidden, barrier=False)
+            self._linear(mlp.up, x, up)
+            self._emit(GATE, kind=kind, n=F, a=hidden, b=up, dst=hidden)
+        else:
+            self._linear(mlp.up, x, up)
+            self._emit(ACTIVATE, kind=kind, n=F, a=up, dst=hidden)
+        self._linear(mlp.down, hidden, into)
+
+    def _linear(self, linear: nn.Linear, x: Tensor, into: Tensor | None, barrier: bool = True) -> None:
+        """into = W x + b; or, with nowhere to go, added to the residual stream.
+
+        The head's result goes nowhere yet either: each run gives its own tensor for the logits.
+        """
+        residual = into is None and linear is not self.decoder.head
+        n, width = linear.weight.shape
+        self._emit(
+            LINEAR, n=n, width=width, flags=ACCUMULATE if residual else 0, barrier=barrier,
+            weight=linear.weight, bias=linear.bias, a=x, dst=self.x if residual else into,
+        )  # fmt: skip
+
+    def _norm(
+        self,
+        norm: nn.Module,
+        x: Tensor,
+        width: int,
+        into: Tensor | None = None,
+        n: int = 1,
+        barrier: bool = True,
+    ) -> Tensor:
+        """The normalised x, in its own buffer unless told where; x itself where there is no norm."""
+        if not isinstance(norm, Norm):
+            return x
+        y = self._buffer(x.numel()) if into is None else into
+        self._emit(
+            NORM, n=n, width=width, flags=LAYERNORM if norm.spec.kind == "layer" else 0, barrier=barrier,
+            eps=norm.spec.eps, offset=norm.spec.offset, weight=norm.weight, bias=norm.bias, a=x, dst=y,
+        )  # fmt: skip
+        return y
+
+    def _rotate(self, rope: Rope, x: Tensor, n: int, width: int, barrier: bool) -> None:
+        flags = INTERLEAVED if rope.layout == "interleaved" else 0
+        turn = self.turns[rope]
+        self._emit(ROTATE, n=n, width=width, group=rope.dim, flags=flags, barrier=barrier, b=turn, dst=x)
+
+    def _buffer(self, size: int) -> Tensor:
+        return torch.full((size,), torch.nan)
+
+    def _emit(self, code: int, *, barrier: bool = True, **fields: int | float | Tensor | None) -> None:
+        op = Op(code=code, barrier=barrier, dtype=DTYPES[self.dtype])
+        for name, value in fields.items():
+            if isinstance(value, Tensor):
+                self.keep.append(value)
+                setattr(op, name, value.data_ptr())
+            elif value is not None:
+                setattr(op, name, value)
+        self.ops.append(op)

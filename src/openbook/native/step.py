@@ -1,0 +1,150 @@
+"""A decoder whose single-token steps run in C."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from openbook.model import Decoder, FusedCore
+from openbook.model.decoder import Cache
+from openbook.model.positions import rotation
+from openbook.native.build import NativeUnavailableError, library
+from openbook.native.lower import DTYPES, Lowering, Op
+
+
+class BufferedLayer(Protocol):
+    """A layer's cells in memory, as `openbook.infer.cache.LayerCache` has them: [1, G, cells, K]."""
+
+    k: Tensor
+    v: Tensor
+    length: int
+
+
+class Step(ctypes.Structure):
+    """Mirrors `Step` in runner.c."""
+
+    _fields_ = (
+        ("token", ctypes.c_int64), ("position", ctypes.c_int64), ("length", ctypes.c_int64),
+        ("k", ctypes.POINTER(ctypes.c_void_p)), ("v", ctypes.POINTER(ctypes.c_void_p)),
+        ("cells", ctypes.POINTER(ctypes.c_int64)),
+        ("scratch", ctypes.c_void_p), ("scratch_row", ctypes.c_int64),
+        ("cache_dtype", ctypes.c_int32), ("threads", ctypes.c_int32),
+    )  # fmt: skip
+
+
+class Binding:
+    """The addresses of one cache's buffers, and room for a row of scores a head."""
+
+    def __init__(self, layers: Sequence[BufferedLayer], n_heads: int) -> None:
+        count = len(layers)
+        self.k = (ctypes.c_void_p * count)(*(layer.k.data_ptr() for layer in layers))
+        self.v = (ctypes.c_void_p * count)(*(layer.v.data_ptr() for layer in layers))
+        self.cells = (ctypes.c_int64 * count)(*(layer.k.shape[2] for layer in layers))
+        self.scratch = torch.empty(n_heads, max(self.cells))
+
+
+def accelerate(decoder: Decoder) -> NativeDecoder | Decoder:
+    """The decoder with native single-token steps, or the decoder itself where that cannot be."""
+    try:
+        return NativeDecoder(decoder)
+    except NativeUnavailableError:
+        return decoder
+
+
+class NativeDecoder:
+    """Has the face of `Decoder`: `native(ids, positions, cache, last_only)`.
+
+    A call with one token, a cache and no gradient runs in C, in fp32 arithmetic, and returns fp32
+    logits; any other is the decoder's own. Weights are read where the decoder's parameters lie, so
+    values may change in place, but a parameter must not be moved to another storage.
+    """
+
+    def __init__(self, decoder: Decoder) -> None:
+        _check_supported(decoder)
+        self.decoder = decoder
+        self.spec = decoder.spec
+        self._run = library().openbook_run
+        self._run.restype = None
+        _check_layout()
+        self._lowered = Lowering(decoder)
+        self._ops = (Op * len(self._lowered.ops))(*self._lowered.ops)
+        self._n_heads = max(block.attn.n_heads for block in self.spec.layers)
+        self._bindings: WeakKeyDictionary[Any, Binding] = WeakKeyDictionary()
+
+    def __call__(
+        self,
+        ids: Int[Tensor, "B T"],
+        positions: Int[Tensor, "B T"] | None = None,
+        cache: Cache | None = None,
+        last_only: bool = False,
+    ) -> Float[Tensor, "B T V"]:
+        """See `Decoder.forward`."""
+        if cache is None or positions is not None or ids.numel() != 1 or not self._serves(cache):
+            return self.decoder(ids, positions, cache, last_only)
+        return self._step(int(ids), cache)
+
+    def _serves(self, cache: Cache) -> bool:
+        layers: Any = cache.layers
+        return not cache.padded and not torch.is_grad_enabled() and layers[0].k.dtype in DTYPES
+
+    def _step(self, token: int, cache: Cache) -> Float[Tensor, "1 1 V"]:
+        if not 0 <= token < self.spec.vocab_size:
+            raise IndexError(f"token {token} is outside the vocabulary of {self.spec.vocab_size}")
+        position = torch.tensor([[cache.length]])
+        layers: Any = cache.layers
+        cache.extend(position, padded=False)
+        self._prepare_positions(position, cache.capacity)
+        logits = torch.empty(1, 1, self.spec.vocab_size)
+        self._ops[-1].dst = logits.data_ptr()
+        bound = self._bind(cache)
+        step = Step(
+            token, cache.length - 1, cache.length, bound.k, bound.v, bound.cells,
+            bound.scratch.data_ptr(), bound.scratch.shape[1],
+            DTYPES[layers[0].k.dtype], torch.get_num_threads(),
+        )  # fmt: skip
+        self._run(self._ops, ctypes.c_int64(len(self._ops)), ctypes.byref(step))
+        for layer in layers:
+            layer.length = cache.length
+        return logits
+
+    def _prepare_positions(self, position: Tensor, capacity: int) -> None:
+        for rope, turn in self._lowered.turns.items():
+            torch.cat(rotation(rope, position, capacity), dim=-1, out=turn.view(1, 1, 1, -1))
+        if self.decoder.positions is not None and not hasattr(self.decoder.positions, "weight"):
+            self._lowered.position_vector.copy_(self.decoder.positions(position)[0, 0])
+
+    def _bind(self, cache: Cache) -> Binding:
+        bound = self._bindings.get(cache)
+        if bound is None:
+            layers: Any = cache.layers
+            bound = self._bindings[cache] = Binding(layers, self._n_heads)
+        return bound
+
+
+def _check_supported(decoder: Decoder) -> None:
+    parameters = list(decoder.parameters())
+    dtypes = {p.dtype for p in parameters}
+    if len(dtypes) != 1 or not dtypes <= set(DTYPES):
+        raise NativeUnavailableError(f"weights must all be float32 or all bfloat16, found {dtypes}")
+    if any(p.device.type != "cpu" or not p.is_contiguous() for p in parameters):
+        raise NativeUnavailableError("weights must lie contiguous in the processor's memory")
+    if any(
+        not isinstance(module, FusedCore)
+        for name, module in decoder.named_modules()
+        if name.endswith(".core")
+    ):
+        raise NativeUnavailableError("attention runs through a core of its own")
+
+
+def _check_layout() -> None:
+    """A struct that Python and C see differently would read wild memory: compare their sizes once."""
+    lib = library()
+    lib.openbook_op_size.restype = lib.openbook_step_size.restype = ctypes.c_int64
+    if (lib.openbook_op_size(), lib.openbook_step_size()) != (ctypes.sizeof(Op), ctypes.sizeof(Step)):
+        raise NativeUnavailableError("the compiled runner does not match lower.py")
