@@ -42,8 +42,8 @@ DTYPES: dict[str, int] = {
 """Bytes of one value of each dtype that is read."""
 
 MAX_HEADER_BYTES = 100_000_000  # the library's own limit
-MAX_COMMAS = 2_000_000
-"""Bounds the number of JSON values before they are built; a header of 300,000 tensors has fewer."""
+MAX_COMMAS = 1_000_000
+"""Bounds the number of JSON values before they are built; a header of 160,000 matrices has fewer."""
 MAX_DIMS = 8
 MAX_NAME_LENGTH = 1000
 _INT64_MAX = (1 << 63) - 1
