@@ -5,16 +5,18 @@ Bytes, exactly, in Python integers. GB means 10⁹ bytes and GiB 2³⁰.
 Activations kept for the backward pass are what PyTorch's autograd saves for the eager model, by step:
 
     a matrix             its input (the weight is not an activation)
-    a norm               its input, and one fp32 number a row (LayerNorm: two)
+    LayerNorm            its input, and mean and deviation of each row
+    RMSNorm              in fp32: its input, one number a row, and the quotient if a weight multiplies it
     a rotation           nothing of the size of an activation: the angles are given
-    attention, fused     q, k, v, its output, and one fp32 number for each row of scores
-    attention, explicit  q, k, v, the probabilities, its output (and the capped scores, if soft-capped)
-    an activation        its input, or what stands for it (ReLU: nothing), and its result
-    a gate's product     both factors, and the product, which `down` reads
-    an addition          nothing; its sum is kept as the input of the next norm or matrix
+    attention, fused     q, k, v, its result, and one fp32 number for each row of scores
+    attention, explicit  q; k and v repeated for every query head; the probabilities twice, in fp32 and
+                         in the model's dtype (and the capped scores, if soft-capped)
+    an activation        its input, or what stands for it (ReLU: nothing beside its result)
+    a gate's product     both factors
+    an addition          nothing
 
-A tensor wanted by two steps is kept once, and booked at the step that made it. Masks, angles and token
-ids, which no layer owns, are left out, and so is whatever the allocator rounds up.
+A tensor that two steps want is kept once. Masks, angles and token ids, which all layers share, are left
+out, and so is whatever an allocator rounds up.
 """
 
 from __future__ import annotations

@@ -143,8 +143,8 @@ class OpRow:
     """One step. Shapes are those of activations; the weights it reads have rows of their own.
 
     `formula` and `numbers` give `flops` in letters and in numbers ("" where it is 0). `letters` reads
-    "B T D → B T H·K". `kept_bytes` is what this step leaves behind for the backward pass (training
-    only). `kv_read` and `kv_written` are bytes of the cache (generation only).
+    "B T D → B T H·K". `kept_bytes` is what the step keeps for its backward pass (training only);
+    `kv_read` and `kv_written` are bytes of the cache (generation only).
     """
 
     name: str
@@ -180,8 +180,8 @@ class Totals:
 class _Step:
     """A step in letters, before a workload gives them numbers.
 
-    `keeps` lists tensors that the backward pass will ask for, in letters; `statistics` the same, always
-    in fp32. `kv` says whether the step reads the cached keys (or values).
+    `keeps` lists the tensors that its backward pass will ask for, `keeps_fp32` those of them that are
+    fp32 whatever the model's dtype. `kv` says whether it reads the cached keys (or values).
     """
 
     name: str
@@ -189,24 +189,32 @@ class _Step:
     out: str
     work: str = ""
     keeps: tuple[str, ...] = ()
-    statistics: str = ""
+    keeps_fp32: tuple[str, ...] = ()
     kv: bool = False
 
 
 # --- the steps ----------------------------------------------------------------------------------
 
 
-def _linear(name: str, out: str, into: str, *, rows: str = "T", kept: bool = False) -> _Step:
-    result = f"B {rows} {out}"
-    keeps = (result,) if kept else ()
-    return _Step(name, (f"B {rows} {into}",), result, f"2·B·{rows}·{out}·{into}", keeps)
+def _linear(name: str, out: str, into: str, *, rows: str = "T", keeps_input: bool = True) -> _Step:
+    read = f"B {rows} {into}"
+    return _Step(
+        name, (read,), f"B {rows} {out}", f"2·B·{rows}·{out}·{into}", keeps=(read,) if keeps_input else ()
+    )
 
 
-def _norm(name: str, norm: Norm | None, shape: str, *, kept: bool = True) -> Iterator[_Step]:
-    if norm is not None:
-        rows = "·".join(shape.split()[:-1])
-        statistics = f"2·{rows}" if norm.kind == "layer" else rows  # mean and deviation, or the latter
-        yield _Step(name, (shape,), shape, keeps=(shape,) if kept else (), statistics=statistics)
+def _norm(name: str, norm: Norm | None, shape: str, *, keeps_input: bool = True) -> Iterator[_Step]:
+    if norm is None:
+        return
+    rows = shape.rpartition(" ")[0]
+    read = (shape,) if keeps_input else ()
+    if norm.kind == "layer":
+        yield _Step(name, (shape,), shape, keeps=(*read, rows, rows))
+    else:
+        # Written out in fp32: the input, its root mean square, and the quotient if a weight follows.
+        quotient = (shape,) if norm.weight else ()
+        gain = (shape.rpartition(" ")[2],) if norm.weight and norm.offset else ()  # offset + weight
+        yield _Step(name, (shape,), shape, keeps_fp32=(*read, rows, *quotient, *gain))
 
 
 def _attention_work(attention: Convention, window: int | None) -> str:
@@ -218,32 +226,36 @@ def _attention_work(attention: Convention, window: int | None) -> str:
 def _attention_steps(block: Block, w: Workload) -> Iterator[_Step]:
     attn = block.attn
     work = _attention_work(w.attention, attn.window)
-    heads, kv_heads, scores = "B H T K", "B G T K", "B H T S"
-    explicit = w.core == "explicit"
+    heads, kv_heads, scores, cached = "B H T K", "B G T K", "B H T S", "B G S K"
 
-    # A projection's output is wanted again by a norm or by the scores; a rotation needs only its angles.
-    yield _linear("attn.q", "H·K", "D", kept=attn.q_norm is not None or attn.rope is None)
-    yield _linear("attn.k", "G·K", "D", kept=attn.k_norm is not None or attn.rope is None)
-    yield _linear("attn.v", "G·K", "D", kept=True)
-    yield from _norm("attn.q_norm", attn.q_norm, heads, kept=attn.rope is None)
-    yield from _norm("attn.k_norm", attn.k_norm, kv_heads, kept=attn.rope is None)
+    yield _linear("attn.q", "H·K", "D")
+    yield _linear("attn.k", "G·K", "D", keeps_input=False)  # q keeps it already
+    yield _linear("attn.v", "G·K", "D", keeps_input=False)
+    yield from _norm("attn.q_norm", attn.q_norm, heads)
+    yield from _norm("attn.k_norm", attn.k_norm, kv_heads)
     if attn.rope is not None:
-        yield _Step("attn.q_rope", (heads,), heads, keeps=(heads,))
-        yield _Step("attn.k_rope", (kv_heads,), kv_heads, keeps=(kv_heads,))
+        yield _Step("attn.q_rope", (heads,), heads)
+        yield _Step("attn.k_rope", (kv_heads,), kv_heads)
 
-    capped = explicit and attn.softcap is not None
-    yield _Step("attn.scores", (heads, "B G S K"), scores, work, keeps=(scores,) if capped else (), kv=True)
+    fused = w.core == "fused" and attn.softcap is None  # no fused kernel caps its scores
+    if fused:
+        # q and k; one logarithm of a sum for each row of scores; v and the result.
+        kept = {"scores": (heads, kv_heads), "mix": (kv_heads, heads)}
+        kept_fp32 = {"scores": (), "probs": ("B H T",)}
+    else:
+        # Keys and values repeated for every query head; probabilities in fp32, and as the mix reads them.
+        capped = (scores,) if attn.softcap is not None else ()
+        kept = {"scores": (heads, heads), "mix": (heads, scores)}
+        kept_fp32 = {"scores": capped, "probs": (scores,)}
+    yield _Step("attn.scores", (heads, cached), scores, work, kept["scores"], kept_fp32["scores"], kv=True)
     yield _Step("attn.masked", (scores,), scores)
-    # The fused core keeps one number per row of scores, the logarithm of its sum, instead of the row.
-    yield _Step(
-        "attn.probs",
-        (scores,),
-        scores,
-        keeps=(scores,) if explicit else (),
-        statistics="" if explicit else "B·H·T",
-    )
-    yield _Step("attn.mix", (scores, "B G S K"), heads, work, keeps=(heads,), kv=True)
-    yield _linear("attn.o", "D", "H·K", kept=block.attn_out_norm is not None)
+    yield _Step("attn.probs", (scores,), scores, keeps_fp32=kept_fp32["probs"])
+    yield _Step("attn.mix", (scores, cached), heads, work, kept["mix"], kv=True)
+    # The fused result lies as q does: token by token if q is the projection as it is. If q is rotated,
+    # normed or folded into groups, it lies head by head, and `o` reads a copy.
+    as_projected = attn.rope is None and attn.q_norm is None and attn.n_kv_heads in (1, attn.n_heads)
+    merged_is_result = fused and as_projected
+    yield _linear("attn.o", "D", "H·K", keeps_input=not merged_is_result)
 
 
 _ACTIVATION_KEEPS = {
@@ -255,41 +267,52 @@ _ACTIVATION_KEEPS = {
 """Tensors that an activation keeps for the backward pass beside its result."""
 
 
-def _mlp_steps(block: Block) -> Iterator[_Step]:
+def _mlp_steps(block: Block, keeps_input: bool) -> Iterator[_Step]:
     mlp = block.mlp
     inner = "B T F"
     if mlp.gated:
-        yield _linear("mlp.gate", "F", "D")
-    yield _linear("mlp.up", "F", "D")
-    # The activated value is kept in any case; a gate's product keeps both of its factors, and itself.
-    kept = _ACTIVATION_KEEPS[mlp.activation] + (3 if mlp.gated else 1)
-    yield _Step("mlp.act", (inner, inner) if mlp.gated else (inner,), inner, keeps=(inner,) * kept)
-    yield _linear("mlp.down", "D", "F", kept=block.mlp_out_norm is not None)
+        yield _linear("mlp.gate", "F", "D", keeps_input=keeps_input)
+    yield _linear("mlp.up", "F", "D", keeps_input=keeps_input and not mlp.gated)
+    # The activation's result is kept by itself or, in a gate, by the product together with `up`.
+    kept = _ACTIVATION_KEEPS[mlp.activation]
+    if mlp.gated:
+        yield _Step("mlp.act", (inner, inner), inner, keeps=(inner,) * (kept + 2))
+    else:
+        yield _Step("mlp.act", (inner,), inner, keeps=(inner,) * kept)
+    yield _linear("mlp.down", "D", "F")
 
 
-def _block_steps(block: Block, w: Workload) -> Iterator[_Step]:
+def _keeps_input_itself(norm: Norm | None, dtype: str) -> bool:
+    """False for an RMSNorm that has to copy its input into fp32. A matrix (no norm) keeps what it reads."""
+    return norm is None or norm.kind == "layer" or dtype == "fp32"
+
+
+def _block_steps(block: Block, w: Workload, dtype: str) -> Iterator[_Step]:
     stream = "B T D"
-    serial = block.residual == "serial"
-    add = (stream, stream)
+    # In a parallel block attention and MLP read the same tensor, which is kept once.
+    same = block.residual == "parallel_shared" or (
+        block.residual == "parallel"
+        and _keeps_input_itself(block.attn_norm, dtype)
+        and _keeps_input_itself(block.mlp_norm, dtype)
+    )
+    has_norm = block.mlp_norm is not None
     yield from _norm("attn_norm", block.attn_norm, stream)
     yield from _attention_steps(block, w)
-    yield from _norm("attn_out_norm", block.attn_out_norm, stream, kept=False)
-    # The stream is kept where a norm or a matrix reads it next; a parallel block only adds to it again.
-    yield _Step("attn_add", add, stream, keeps=(stream,) if serial else ())
+    yield from _norm("attn_out_norm", block.attn_out_norm, stream)
+    yield _Step("attn_add", (stream, stream), stream)
     yield from _norm("attn_add_norm", block.attn_add_norm, stream)
-    yield from _norm("mlp_norm", block.mlp_norm, stream)
-    yield from _mlp_steps(block)
-    yield from _norm("mlp_out_norm", block.mlp_out_norm, stream, kept=False)
-    yield _Step("mlp_add", add, stream, keeps=(stream,))
+    yield from _norm("mlp_norm", block.mlp_norm, stream, keeps_input=not same)
+    yield from _mlp_steps(block, keeps_input=has_norm or not same)
+    yield from _norm("mlp_out_norm", block.mlp_out_norm, stream)
+    yield _Step("mlp_add", (stream, stream), stream)
     yield from _norm("mlp_add_norm", block.mlp_add_norm, stream)
     yield from _norm("end_norm", block.end_norm, stream)
 
 
 def _input_steps(spec: ModelSpec) -> Iterator[_Step]:
-    placed = spec.positions is not None
-    yield _Step("embed", ("B T",), "B T D", keeps=() if placed else ("B T D",))
-    if placed:
-        yield _Step("positions", ("B T D",), "B T D", keeps=("B T D",))
+    yield _Step("embed", ("B T",), "B T D")
+    if spec.positions is not None:
+        yield _Step("positions", ("B T D",), "B T D")
 
 
 def _output_steps(spec: ModelSpec, w: Workload) -> Iterator[_Step]:
@@ -344,7 +367,7 @@ def _op_rows(
     for step in steps:
         work = _times(3, step.work) if step.work and w.mode == "train" else step.work
         cached = step.kv and w.mode != "train"
-        kept = sum(map(size, step.keeps)) + (size(step.statistics, "fp32") if step.statistics else 0)
+        kept = sum(map(size, step.keeps)) + sum(size(letters, "fp32") for letters in step.keeps_fp32)
         rows.append(
             OpRow(
                 name=step.name,
@@ -369,10 +392,11 @@ def _op_rows(
 def op_sections(spec: ModelSpec, kinds: LayerKinds, w: Workload, dtype: str) -> list[Section[OpRow]]:
     """All steps, each kind of layer once; `kinds` are the spec's layers, `dtype` is the weights'."""
     numbers = model_numbers(spec) | _workload_numbers(w, None)
+    activations = w.activation_dtype(dtype)
 
     def of_block(block: Block) -> tuple[OpRow, ...]:
         here = numbers | block_numbers(block) | _workload_numbers(w, block.attn.window)
-        return _op_rows(_block_steps(block, w), block_rows(spec, block, dtype), here, w, dtype)
+        return _op_rows(_block_steps(block, w, activations), block_rows(spec, block, dtype), here, w, dtype)
 
     return [
         Section(None, _op_rows(_input_steps(spec), input_rows(spec, dtype), numbers, w, dtype)),

@@ -288,15 +288,15 @@ class Params:
 
 
 DEFINITIONS = {
-    "total": "every parameter; storage that two names share counts once",
-    "embedding": "token table, learned positions, and the head: its weight unless tied, its bias",
+    "total": "every parameter; a storage with two names counts once",
+    "embedding": "token table, learned positions, head (weight unless tied, bias)",
     "non_embedding": "total less embedding: the layers and the final norm",
     "without_positions": "total less the learned positions",
-    "block_matrices": "the layers' matrices alone: no embeddings, no head, no biases, no norms",
+    "block_matrices": "the layers' matrices: no tables, head, biases, norms",
     "weights_only": "total less biases and norms",
-    "active": "parameters one token's pass may use, both embeddings in; all of them in a dense model",
-    "active_excl_input_embedding": "active less the token table, unless the head uses it too (tied)",
-    "state_dict": "values in a file that stores every name, a tied head a second time",
+    "active": "what one token's pass may use, both embeddings in",
+    "active_excl_input_embedding": "active less the token table (not if tied: the head uses it)",
+    "state_dict": "values in a file that stores a tied head a second time",
 }
 
 
