@@ -17,8 +17,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-import openbook.ledger
-import openbook.spec
 from openbook.ledger import Workload
 from openbook.spec.model import ModelSpec
 
@@ -46,21 +44,18 @@ def load(source: str | Path, **options: Any) -> LanguageModel:
 class _SpecPackage(ModuleType):
     def __call__(self, source: str | Path | dict[str, Any] | ModelSpec) -> ModelSpec:
         """The spec of a preset, a folder, a config.json, a .gguf file or a dict; needs no torch."""
-        return _resolve(source)
+        from openbook.sources import resolve
+
+        return resolve(source).spec
 
 
 class _LedgerPackage(ModuleType):
     def __call__(self, source: str | Path | dict[str, Any] | ModelSpec, dtype: str = "bf16") -> Ledger:
         """The ledger of a spec, or of anything that `openbook.spec` takes; needs no torch."""
         from openbook.ledger import Ledger
+        from openbook.sources import resolve
 
-        return Ledger(_resolve(source), dtype)
-
-
-def _resolve(source: str | Path | dict[str, Any] | ModelSpec) -> ModelSpec:
-    from openbook.sources import resolve
-
-    return resolve(source).spec
+        return Ledger(resolve(source).spec, dtype)
 
 
 sys.modules["openbook.spec"].__class__ = _SpecPackage
