@@ -1,0 +1,7 @@
+"""Text to token ids, ids to text, chats to ids; see docs/text.md."""
+
+from openbook.text.stream import StopStrings, TextStream
+from openbook.text.tokenizer import Tokenizer
+from openbook.text.vocabulary import TokenizerError
+
+__all__ = ["StopStrings", "TextStream", "Tokenizer", "TokenizerError"]
