@@ -155,7 +155,9 @@ def _read_windows_by_layer(c: Reader, n_layers: int) -> list[int | None]:
         window = c.maybe_integer("sliding_window")
     c.ignore(["sliding_window"])
     first = c.integer("max_window_layers", least=0)
-    types = c.maybe_list("layer_types", n_layers, _LAYER_TYPES.__contains__, "of " + " | ".join(_LAYER_TYPES))
+    types = c.maybe_items(
+        "layer_types", n_layers, _LAYER_TYPES.__contains__, "of " + " | ".join(_LAYER_TYPES)
+    )
     if types is None:
         return [window if i >= first else None for i in range(n_layers)]
     if window is None and _SLIDING in types:
@@ -584,7 +586,7 @@ def _read_longrope(r: Reader, context: _RopeContext) -> RopeScaling:
     """One list of divisors. Two lists, one for short runs and one for long, are not supported."""
     half = context.dim // 2
     short, long = (
-        r.maybe_list(f"{which}_factor", half, _is_divisor, "numbers above 0") for which in ("short", "long")
+        r.maybe_items(f"{which}_factor", half, _is_divisor, "numbers above 0") for which in ("short", "long")
     )
     original = context.original(r)
     factor = r.maybe_number("factor", positive=True) or context.max_positions / original

@@ -6,7 +6,6 @@ the model's own file would give. `preset("qwen3-0.6b")` reads one when it is ask
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
 from types import MappingProxyType
@@ -35,6 +34,8 @@ def _build(key: str) -> ModelSpec:
 
 def near(name: str, names: Iterable[str]) -> str:
     """'; close to it: a, b' for an error message, or all the names when none is close."""
+    import difflib
+
     names = list(names)
     close = difflib.get_close_matches(name.lower(), names, n=5, cutoff=0.5)
     return f"; close to it: {', '.join(close)}" if close else f"; there are: {', '.join(names)}"
@@ -194,7 +195,7 @@ _CONFIGS: dict[str, dict[str, Any]] = {
 
 
 def _postln(positions: Learned | Sinusoidal) -> ModelSpec:
-    """GPT-3's shape with a vocabulary of 1300, normalised after each addition, as in the first Transformer."""
+    """GPT-3's shape with a vocabulary of 1300, normalised after each addition as the first one was."""
     norm = Norm("layer", bias=True)
     block = Block(
         attn=Attention(n_heads=96, n_kv_heads=96, head_dim=128, scale=128**-0.5),

@@ -101,7 +101,7 @@ class Reader:
             self.fail(word, f"must be a string, found {show(value)}")
         return value
 
-    def maybe_list(self, word: str, length: int, item: Callable[[Any], bool], kind: str) -> list[Any] | None:
+    def maybe_items(self, word: str, length: int, item: Callable[[Any], bool], kind: str) -> list[Any] | None:
         value = self.raw(word)
         if value is None:
             return None
@@ -120,6 +120,9 @@ class Reader:
 
     def text(self, word: str) -> str:
         return self._required(word, self.maybe_text(word))
+
+    def items(self, word: str, length: int, item: Callable[[Any], bool], kind: str) -> list[Any]:
+        return self._required(word, self.maybe_items(word, length, item, kind))
 
     def choice(self, word: str, table: Mapping[str, T]) -> T:
         """What the table has for the key's string."""

@@ -7,6 +7,7 @@ difference between the spec and what comes back is what the format has no word f
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import TypeVar
@@ -21,10 +22,12 @@ Written = tuple[T, ModelSpec]
 _MANY = 100
 
 
-def express(spec: ModelSpec, ways: Mapping[str, Callable[[], Written[T]]], what: str) -> T:
+def express(
+    spec: ModelSpec, ways: Mapping[str, Callable[[], Written[T]]], what: str, tolerance: float = 0.0
+) -> T:
     """The first of the `ways` to write the spec whose reading gives the spec back.
 
-    Raises `UnsupportedError` when none does; it names the first thing that the nearest way gets wrong.
+    `tolerance` is relative, for numbers that are no integers. Raises `UnsupportedError` when none does; it names the first thing that the nearest way gets wrong.
     """
     nearest: tuple[int, str] | None = None
     for name, write in ways.items():
@@ -33,7 +36,7 @@ def express(spec: ModelSpec, ways: Mapping[str, Callable[[], Written[T]]], what:
         except SpecError as error:
             faults, first = _MANY + 1, f"{name}: {error}"
         else:
-            differences = list(islice(_differences(spec, reading, ""), _MANY))
+            differences = list(islice(_differences(spec, reading, "", tolerance), _MANY))
             if not differences:
                 return written
             path, want, got = differences[0]
@@ -44,7 +47,9 @@ def express(spec: ModelSpec, ways: Mapping[str, Callable[[], Written[T]]], what:
     raise UnsupportedError(f"no {what} ({', '.join(ways)}) can express this model: {reason}")
 
 
-def _differences(want: object, got: object, path: str) -> Iterator[tuple[str, object, object]]:
+def _differences(
+    want: object, got: object, path: str, tolerance: float
+) -> Iterator[tuple[str, object, object]]:
     """Where two specs differ: ("layers.3.attn.window", 128, None)."""
     if want == got:
         return
@@ -52,9 +57,11 @@ def _differences(want: object, got: object, path: str) -> Iterator[tuple[str, ob
         for field in dataclasses.fields(want):
             if field.compare:
                 inner = f"{path}.{field.name}" if path else field.name
-                yield from _differences(getattr(want, field.name), getattr(got, field.name), inner)
+                yield from _differences(getattr(want, field.name), getattr(got, field.name), inner, tolerance)
     elif isinstance(want, tuple) and isinstance(got, tuple) and len(want) == len(got):
         for i, (a, b) in enumerate(zip(want, got, strict=True)):
-            yield from _differences(a, b, f"{path}.{i}")
-    else:
+            yield from _differences(a, b, f"{path}.{i}", tolerance)
+    elif not (
+        isinstance(want, float) and isinstance(got, float) and math.isclose(want, got, rel_tol=tolerance)
+    ):
         yield path, want, got

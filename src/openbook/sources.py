@@ -1,0 +1,252 @@
+"""From what a user names to the model's spec, and to where its tensors lie.
+
+A name, a folder, a config.json, a GGUF file, a dict or a spec: `resolve` tells them apart, and every
+verb and `ob.load` go through it. Headers are read, tensors are not; no torch is imported.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
+
+from openbook.files.errors import FileError
+from openbook.files.regular import open_regular
+from openbook.spec.hf import from_config
+from openbook.spec.model import ModelSpec, SpecError, from_dict
+from openbook.spec.presets import PRESETS, NotFoundError, near, preset
+
+if TYPE_CHECKING:
+    from openbook.files.gguf import GgufFile
+
+__all__ = ["NotFoundError", "Source", "read_json", "resolve", "spec"]
+
+MAX_JSON_BYTES = 16 * 2**20
+"""Of a config; the largest seen (150,000 labels by name) have a few MB."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model as it was found.
+
+    `kind` says where its tensors are: in the `.safetensors` of the folder `path`, in the GGUF file
+    `path`, or nowhere ("spec"). `path` is also what was read for the spec; None if no file was.
+    `config` is what the spec was read from, with all its other keys: the config.json, or a GGUF
+    file's metadata, or empty.
+    """
+
+    spec: ModelSpec
+    kind: Literal["spec", "safetensors", "gguf"] = "spec"
+    path: Path | None = None
+    config: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def weights(self) -> Path:
+        """The folder or file with the tensors. Raises `NotFoundError` for a model without any."""
+        if self.kind == "spec" or self.path is None:
+            where = f"{self.path} holds" if self.path else f"{self.spec.name or 'a spec'} has"
+            raise NotFoundError(
+                f"{where} no weights, only a description of the model: name a folder with .safetensors "
+                "or a .gguf file"
+            )
+        return self.path
+
+    @property
+    def family(self) -> str:
+        """What the file calls its kind of model (`model_type`, `general.architecture`); '' if no file."""
+        return self.config.get("general.architecture" if self.kind == "gguf" else "model_type", "")
+
+
+def spec(source: str | os.PathLike[str] | Mapping[str, Any] | ModelSpec) -> ModelSpec:
+    """The spec of a preset, folder, config.json, .gguf file or dict: `resolve(source).spec`."""
+    return resolve(source).spec
+
+
+def resolve(source: str | os.PathLike[str] | Mapping[str, Any] | ModelSpec) -> Source:
+    """Finds the model that `source` names.
+
+    A bare name is a model fetched by `openbook models get`, or else a preset; write `./name` for a
+    folder of that name. A dict is a config.json's content, or what `to_dict` made of a spec.
+
+    Raises `NotFoundError` for a name or path that is not there, `FileError` for a file that is
+    broken, `SpecError` (`UnsupportedError`) for a description that is no (supported) model.
+    """
+    match source:
+        case ModelSpec():
+            return Source(source)
+        case Mapping():
+            return Source(_spec_of(source), config=source)
+        case str() if (found := _by_name(source)) is not None:
+            return found
+        case str() | os.PathLike():
+            return _at(Path(source).expanduser(), source)
+    raise SpecError(f"a model is a name, a path, a dict or a ModelSpec, found {type(source).__name__}")
+
+
+# --- names --------------------------------------------------------------------------------------
+
+
+def _by_name(name: str) -> Source | None:
+    from openbook import models
+
+    key = name.lower()
+    if key in models.MODELS and models.is_fetched(key):
+        return _at(models.path(key), name)
+    if key in PRESETS:
+        return Source(preset(key))
+    return None
+
+
+# --- paths --------------------------------------------------------------------------------------
+
+
+def _at(path: Path, source: str | os.PathLike[str]) -> Source:
+    if path.is_dir():
+        return _folder(path)
+    if not path.exists():
+        _not_found(path, source)
+    if path.suffix == ".gguf":
+        return _gguf(path)
+    if path.suffix == ".json":
+        return _config(path)
+    raise NotFoundError(f"{path} is no model: expected a folder with config.json, a .gguf or a .json file")
+
+
+def _folder(folder: Path) -> Source:
+    ggufs = sorted(folder.glob("*.gguf"))
+    if (folder / "config.json").exists() and (_has_safetensors(folder) or not ggufs):
+        return _config(folder / "config.json")
+    if len(ggufs) == 1:
+        return _gguf(ggufs[0])
+    if ggufs:
+        names = ", ".join(file.name for file in ggufs)
+        raise NotFoundError(f"{folder} holds several .gguf files: name one of {names}")
+    raise NotFoundError(f"{folder} holds no model: neither a config.json nor a .gguf file is in it")
+
+
+def _config(file: Path) -> Source:
+    """A config.json belongs to the tensors beside it; any other .json stands alone."""
+    config = read_json(file)
+    with _errors_name(file):
+        found = _spec_of(config)
+    if file.name != "config.json":
+        return Source(_with_name(found, file.stem), "spec", file, config)
+    kind = "safetensors" if _has_safetensors(file.parent) else "spec"
+    return Source(_with_name(found, file.resolve().parent.name), kind, file.parent, config)
+
+
+def _gguf(path: Path) -> Source:
+    from openbook.files.gguf import read_gguf
+    from openbook.spec.gguf import ROPE_FREQS, from_metadata
+
+    file = read_gguf(path)
+    shapes = {tensor.name: tensor.shape for tensor in file.tensors.values()}
+    with _errors_name(path):
+        rope_freqs = _small_floats(file, ROPE_FREQS) if ROPE_FREQS in shapes else None
+        found = from_metadata(file.metadata, shapes, rope_freqs)
+    return Source(_with_name(found, path.stem), "gguf", path, file.metadata)
+
+
+def _small_floats(file: GgufFile, name: str) -> list[float]:
+    tensor = file.tensors[name]
+    if tensor.type != "F32" or tensor.nbytes > _SMALL:
+        raise SpecError(f"{name} must be a short row of F32, found {tensor.type} {list(tensor.shape)}")
+    return list(memoryview(file.data(name).tobytes()).cast("f"))
+
+
+_SMALL = 2**20
+
+
+def _has_safetensors(folder: Path) -> bool:
+    return any(folder.glob("*.safetensors")) or (folder / "model.safetensors.index.json").exists()
+
+
+def _spec_of(description: Mapping[str, Any]) -> ModelSpec:
+    """A dict is a spec of our own if it lists layers, and a config of Hugging Face's otherwise."""
+    own = "layers" in description and "model_type" not in description
+    return from_dict(dict(description)) if own else from_config(description)
+
+
+def _with_name(found: ModelSpec, name: str) -> ModelSpec:
+    return found if found.name else found.replace(name=name)
+
+
+@contextmanager
+def _errors_name(file: Path) -> Iterator[None]:
+    """Puts the file's name before what is wrong with the model that it describes."""
+    try:
+        yield
+    except SpecError as error:
+        raise type(error)(f"{file}: {error}") from error
+
+
+def _not_found(path: Path, source: str | os.PathLike[str]) -> NoReturn:
+    """Says what was looked for, and what lies near it: files beside the path, or names like it."""
+    if path.parent != Path() or path.suffix in (".gguf", ".json"):
+        if not path.parent.is_dir():
+            raise NotFoundError(f"there is no folder {path.parent}, so no {path}")
+        beside = difflib.get_close_matches(path.name, os.listdir(path.parent), n=5)
+        hint = f"; close to it: {', '.join(beside)}" if beside else ""
+        raise NotFoundError(f"there is no file or folder {path}{hint}")
+    from openbook import models
+
+    names = dict.fromkeys((*models.MODELS, *PRESETS))
+    raise NotFoundError(
+        f"{source!r} is neither a preset nor a model or folder here{near(str(source), names)}"
+    )
+
+
+# --- JSON ---------------------------------------------------------------------------------------
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file. Raises `FileError` for what strict JSON forbids, or does not settle.
+
+    That is: more than 16 MiB, a key twice, NaN or an infinity (also as 1e999), integers of thousands
+    of digits, nesting deeper than Python's own limit, anything but an object outside.
+    """
+    file, size = open_regular(path)
+    with file:
+        if size > MAX_JSON_BYTES:
+            raise FileError(path, "", "the file's size", f"{size:,} bytes", f"at most {MAX_JSON_BYTES:,}")
+        text = file.read(MAX_JSON_BYTES)
+    try:
+        value = json.loads(
+            text,
+            object_pairs_hook=_without_duplicates,
+            parse_constant=_refuse_constant,
+            parse_float=_finite_float,
+        )
+    except RecursionError:
+        raise FileError(path, "", "the JSON", "nested too deeply", "a flat object") from None
+    except ValueError as error:  # json.JSONDecodeError and UnicodeDecodeError are among these
+        raise FileError(path, "", "the content", str(error), "JSON as RFC 8259 has it") from error
+    if not isinstance(value, dict):
+        raise FileError(path, "", "the JSON", f"a {type(value).__name__}", "an object {...}")
+    return value
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        ((twice, _),) = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"the key {twice!r} more than once in one object")
+    return found
+
+
+def _refuse_constant(word: str) -> NoReturn:
+    raise ValueError(f"the number {word}")
+
+
+def _finite_float(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"the number {text[:20]}, which is out of range")
+    return value
