@@ -33,11 +33,11 @@ class Transform(Protocol):
         """The shape in the container of a parameter of this shape."""
         ...
 
-    def load(self, stored: Any) -> Any:
+    def load(self, stored: Any, /) -> Any:
         """Container's arrangement → ours."""
         ...
 
-    def store(self, ours: Any) -> Any:
+    def store(self, ours: Any, /) -> Any:
         """Our arrangement → the container's."""
         ...
 

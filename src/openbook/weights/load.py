@@ -1,0 +1,186 @@
+"""A model from files: every parameter assigned exactly once, or one error that lists every misfit.
+
+The model is built on the meta device, where nothing is allocated. What the loader does not assign stays
+there and cannot compute, so no stale or random number can pass for a weight.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from openbook.files.errors import printable
+from openbook.model import Decoder
+from openbook.sources import Source, resolve
+from openbook.spec.model import Head, ModelSpec, SpecError
+from openbook.weights.dialects import Identity, Place
+from openbook.weights.fit import check_fit
+from openbook.weights.tensors import PLAIN, Stored, Tensors, is_finite, open_tensors, torch_dtype
+from openbook.weights.verify import MisfitError, check
+
+log = logging.getLogger(__name__)
+
+Progress = Callable[[str, int, int], None]
+"""Called as progress(stage, done, total), in bytes of the file."""
+
+
+class NonFiniteError(ValueError):
+    """Weights with NaN or infinity, be it in the file or after conversion. `.names` lists them all."""
+
+    def __init__(self, path: Path, names: Sequence[str], fault: str, remedy: str) -> None:
+        self.path, self.names = path, list(names)
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        super().__init__(f"{path}: {fault} in {', '.join(map(printable, names[:3]))}{more}: {remedy}")
+
+
+def load_decoder(
+    source: str | Path | Source,
+    dtype: torch.dtype | str | None = None,
+    device: torch.device | str = "cpu",
+    *,
+    allow_nonfinite: bool = False,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> Decoder:
+    """The model of a folder, a .safetensors or a .gguf file, or a fetched model's name.
+
+    `dtype`: as given; else the configuration's; else the file's own (fp32 for quantised weights). Where
+    the file already has it, parameters are views of the mapped file and take no memory of their own.
+    The decoder's `spec` is the source's, except that a head which is declared tied, but stored with
+    other values than the embedding, is kept as stored, with a warning.
+
+    Raises `MisfitError` naming all tensors that are missing, unexpected, or of a wrong shape or type;
+    `NonFiniteError` for NaN and infinity unless `allow_nonfinite`, and always for numbers beyond the
+    range of `dtype`; `WontFitError` before allocating, unless `force`; and whatever `sources.resolve`
+    and the containers' readers raise.
+    """
+    source = source if isinstance(source, Source) else resolve(source)
+    tensors = open_tensors(source)
+    rows = check(source, tensors)
+    if misfits := [row for row in rows if not row.ok]:
+        raise MisfitError(tensors.path, misfits)
+    found = [(row.place, row.stored) for row in rows if row.place and row.stored]
+    spec, found = _settle_head(source.spec, found, tensors)
+    device, dtype = torch.device(device), choose_dtype(dtype, source, found)
+    if not force:
+        check_fit(f"this model in {_short(dtype)}", _bytes_to_allocate(found, dtype, device), str(device))
+
+    parameters = _read_all(found, tensors, dtype, device, allow_nonfinite, progress)
+    with torch.device("meta"):
+        decoder = Decoder(spec)
+    if spec.head.tied:
+        parameters["head.weight"] = parameters["embed.weight"]
+    decoder.load_state_dict(parameters, strict=True, assign=True)
+    decoder.tie()
+    return decoder
+
+
+Found = tuple[Place, Stored]
+"""A tensor of the file and the parameters it holds."""
+
+
+def _settle_head(spec: ModelSpec, found: list[Found], tensors: Tensors) -> tuple[ModelSpec, list[Found]]:
+    """A tied head that the file stores all the same is the embedding again, or a matrix of its own."""
+    name_of = {name: stored.name for place, stored in found for name in place.parameters}
+    if not spec.head.tied or "head.weight" not in name_of:
+        return spec, found
+    head, embed = name_of["head.weight"], name_of["embed.weight"]
+    if torch.equal(tensors.read(head), tensors.read(embed)):
+        return spec, [(place, stored) for place, stored in found if stored.name != head]
+    log.warning(
+        "%s: the head is declared tied, but %s is not %s; keeping it as stored", tensors.path, head, embed
+    )
+    return spec.replace(head=Head(tied=False, bias=spec.head.bias)), found
+
+
+# --- dtype --------------------------------------------------------------------------------------
+
+
+def choose_dtype(wanted: torch.dtype | str | None, source: Source, found: Sequence[Found]) -> torch.dtype:
+    """What was asked for, else what config.json names, else what most numbers of the file have."""
+    if wanted:
+        return torch_dtype(wanted)
+    if configured := source.config.get("dtype") or source.config.get("torch_dtype"):
+        try:
+            return torch_dtype(str(configured))
+        except ValueError as error:
+            raise SpecError(f"{source.path}: dtype of the configuration: {error}") from None
+    counts = dict.fromkeys(PLAIN.values(), 0)
+    for _, stored in found:
+        counts[PLAIN.get(stored.dtype, "float32")] += math.prod(stored.shape)
+    return torch_dtype(max(counts, key=lambda name: counts[name]))
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+# --- values -------------------------------------------------------------------------------------
+
+Fault = Literal["nonfinite", "overflow"]
+
+
+def _read_all(
+    found: Sequence[Found],
+    tensors: Tensors,
+    dtype: torch.dtype,
+    device: torch.device,
+    allow_nonfinite: bool,
+    progress: Progress | None,
+) -> dict[str, Tensor]:
+    """Every parameter by name. Tensors are read side by side, since decoding one keeps one core busy."""
+    total, done = sum(stored.nbytes for _, stored in found), 0
+    parameters: dict[str, Tensor] = {}
+    faults: dict[Fault, list[str]] = {"nonfinite": [], "overflow": []}
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        results = pool.map(lambda item: _read(item, tensors, dtype, device, allow_nonfinite), found)
+        for (_, stored), (parts, fault) in zip(found, results, strict=True):
+            parameters |= parts
+            if fault:
+                faults[fault].append(stored.name)
+            if progress:
+                done += stored.nbytes
+                progress("loading", done, total)
+    if names := faults["nonfinite"]:
+        raise NonFiniteError(tensors.path, names, "NaN or infinity", "get the file again, or allow it")
+    if names := faults["overflow"]:
+        beyond = f"numbers beyond {torch.finfo(dtype).max:g}, the largest {_short(dtype)}"
+        raise NonFiniteError(tensors.path, names, beyond, "take bf16 or fp32")
+    return parameters
+
+
+def _read(
+    found: Found, tensors: Tensors, dtype: torch.dtype, device: torch.device, allow_nonfinite: bool
+) -> tuple[dict[str, Tensor], Fault | None]:
+    """The parameters that one stored tensor holds, and what is wrong with their values."""
+    place, stored = found
+    values = tensors.read(stored.name, decoded=dtype)
+    parts = {name: part.to(device, dtype).contiguous() for name, part in place.load(values)}
+    if len(parts) > 1:  # slices of one storage look like tied weights to whoever saves them
+        parts = {name: part.clone() for name, part in parts.items()}
+    if (allow_nonfinite and dtype != torch.float16) or all(map(is_finite, parts.values())):
+        return parts, None
+    if is_finite(tensors.read(stored.name)):
+        return parts, "overflow"
+    return parts, None if allow_nonfinite else "nonfinite"
+
+
+def _bytes_to_allocate(found: Sequence[Found], dtype: torch.dtype, device: torch.device) -> int:
+    """Bytes of all parameters but those that can be the mapped file itself."""
+    return sum(
+        math.prod(place.shape) * dtype.itemsize
+        for place, stored in found
+        if not (
+            device.type == "cpu"
+            and PLAIN.get(stored.dtype) == _short(dtype)
+            and isinstance(place.transform, Identity)
+            and len(place.parameters) == 1
+        )
+    )
