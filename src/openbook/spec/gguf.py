@@ -50,8 +50,10 @@ def from_metadata(
 
     `tensors` are the file's names and shapes (outermost first), `rope_freqs` the numbers of the tensor
     of that name, if the file has it. Without `tensors` an untied head is assumed, and no bias that the
-    architecture can do without. Raises `UnsupportedError` for an architecture or feature that is not supported,
-    and `SpecError` for a value that cannot be or a key that nobody knows.
+    architecture can do without.
+
+    Raises `UnsupportedError` for an architecture or feature that is not supported, and `SpecError` for a
+    value that cannot be or a key that nobody knows.
     """
     arch = _architecture_of(metadata)
     if tensors is None:

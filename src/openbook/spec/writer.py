@@ -27,7 +27,8 @@ def express(
 ) -> T:
     """The first of the `ways` to write the spec whose reading gives the spec back.
 
-    `tolerance` is relative, for numbers that are no integers. Raises `UnsupportedError` when none does; it names the first thing that the nearest way gets wrong.
+    `tolerance` is relative, for numbers that are no integers. Raises `UnsupportedError` when none does;
+    it names the first thing that the nearest way gets wrong.
     """
     nearest: tuple[int, str] | None = None
     for name, write in ways.items():
