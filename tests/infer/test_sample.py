@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from openbook.infer import sample
 from openbook.infer.sample import (
-    NonFiniteError,
+    NonFiniteLogitsError,
     RequestError,
     Sampler,
     SamplingParams,
@@ -305,9 +305,9 @@ def test_what_is_impossible_stays_impossible():
 def test_logits_that_are_not_finite_are_an_error_and_not_a_token(bad, temperature):
     logits = torch.zeros(100)
     logits[40] = bad
-    with pytest.raises(NonFiniteError):
+    with pytest.raises(NonFiniteLogitsError):
         Sampler(SamplingParams(temperature=temperature), 100)(logits)
-    with pytest.raises(NonFiniteError):
+    with pytest.raises(NonFiniteLogitsError):
         Sampler(SamplingParams(temperature=temperature), 100)(torch.full((100,), -INF))
 
 

@@ -28,7 +28,7 @@ class RequestError(ValueError):
         self.param = param
 
 
-class NonFiniteError(ArithmeticError):
+class NonFiniteLogitsError(ArithmeticError):
     """The model's logits hold NaN or infinity, so no token can be chosen."""
 
 
@@ -214,7 +214,7 @@ class Candidates(NamedTuple):
 def candidates(logits: Float[Tensor, "V"], params: SamplingParams) -> Candidates:
     """What `distribution` says of one row, without sorting the vocabulary.
 
-    Raises `NonFiniteError` on NaN or infinite logits.
+    Raises `NonFiniteLogitsError` on NaN or infinite logits.
     """
     logits = logits.float()
     peak = _finite(logits.max())
@@ -260,7 +260,7 @@ def nucleus(weights: Float[Tensor, "N"], p: float) -> Float[Tensor, "N"]:
 def _finite(value: Tensor) -> float:
     number = float(value)
     if not math.isfinite(number):
-        raise NonFiniteError(
+        raise NonFiniteLogitsError(
             "the model's logits are not finite: load it in a wider dtype, or verify the checkpoint"
         )
     return number
@@ -326,7 +326,7 @@ class Sampler:
             self.counts = torch.zeros(vocab_size, device=device)
 
     def __call__(self, logits: Float[Tensor, "V"]) -> int:
-        """The next token, from then on seen. Raises `NonFiniteError` on NaN or infinite logits."""
+        """The next token, from then on seen. Raises `NonFiniteLogitsError` on NaN or infinite logits."""
         logits = self.adjusted(logits.float())
         if self.params.greedy:
             token = int(
