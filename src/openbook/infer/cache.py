@@ -52,12 +52,13 @@ class Cache:
         before, after = self.length, self.length + positions.shape[1]
         if after > self.capacity:
             raise CacheFullError(
-                f"the cache holds {self.capacity} tokens and has {before}: {positions.shape[1]} more do not fit; "
-                "make it larger or give fewer tokens"
+                f"the cache holds {self.capacity} tokens and has {before}: {positions.shape[1]} more do not "
+                "fit; make it larger or give fewer tokens"
             )
         self._positions[:, before:after] = positions
         self.length, self.padded = after, self.padded or padded
-        return {w: self._positions[:, seen(before, after, cells(w, self.capacity))] for w in self._windows}
+        known = self._positions if self.padded else self._positions[:1]  # without padding all rows are alike
+        return {w: known[:, seen(before, after, cells(w, self.capacity))] for w in self._windows}
 
     def truncate(self, length: int) -> int:
         """Forgets all but the first `length` tokens. Returns how many are really left: 0 if a window's ring

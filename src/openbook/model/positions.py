@@ -66,13 +66,11 @@ def rotation(rope: Rope, positions: Int[Tensor, "B T"], capacity: int | None = N
     result does not depend on its neighbours in the batch.
     """
     if isinstance(rope.scaling, DynamicScaling):
-        lengths = (
-            [capacity] * len(positions) if capacity else [int(n) + 1 for n in positions.amax(-1).tolist()]
-        )
-        inv_freq = torch.stack([frequencies(rope, max(n, 1)) for n in lengths])[:, None]
+        length = positions.amax(-1)[:, None] + 1 if capacity is None else torch.tensor([[capacity]])
+        inv_freq = dynamic_frequencies(rope, rope.scaling, length.to(positions.device))
     else:
-        inv_freq = frequencies(rope)
-    angles = positions[..., None].float() * inv_freq.to(positions.device)
+        inv_freq = frequencies(rope).to(positions.device)
+    angles = positions[..., None].float() * inv_freq
     factor = rope.scaling.attention_factor if isinstance(rope.scaling, YarnScaling) else 1.0
     return Rotation((angles.cos() * factor)[:, None], (angles.sin() * factor)[:, None])
 
@@ -92,18 +90,14 @@ def rotate(x: Float[Tensor, "B H T K"], by: Rotation, rope: Rope) -> Float[Tenso
 
 
 @lru_cache(maxsize=256)
-def frequencies(rope: Rope, length: int = 0) -> Float[Tensor, "half"]:
+def frequencies(rope: Rope) -> Float[Tensor, "half"]:
     """Radians per position of each pair, fp32: base^(-2i/dim), then the scaling's rule.
 
     The order of operations is that of transformers' modeling_rope_utils, so that the numbers are
-    equal bit for bit and stay so at positions far out. `length` matters to dynamic scaling alone.
+    equal bit for bit and stay so at positions far out.
     """
-    base, dim = rope.base, rope.dim
-    exponent = torch.arange(0, dim, 2, device="cpu").float() / dim
+    base, exponent = rope.base, _exponent(rope)
     match rope.scaling:
-        case DynamicScaling(factor, original):
-            growth = factor * max(length, original) / original - (factor - 1)
-            return 1.0 / (base * growth ** (dim / (dim - 2))) ** exponent
         case LinearScaling(factor):
             return 1.0 / base**exponent / factor
         case FrequencyDivisors(divisors):
@@ -112,7 +106,22 @@ def frequencies(rope: Rope, length: int = 0) -> Float[Tensor, "half"]:
             return _llama3(1.0 / base**exponent, scaling)
         case YarnScaling() as scaling:
             return _yarn(base**exponent, rope, scaling)
-    return 1.0 / base**exponent
+    return 1.0 / base**exponent  # no scaling; or dynamic, within the original length
+
+
+def dynamic_frequencies(
+    rope: Rope, scaling: DynamicScaling, length: Int[Tensor, "B 1"]
+) -> Float[Tensor, "B 1 half"]:
+    """Those of runs of `length` tokens: the base grows with what exceeds the original positions."""
+    excess = length.clamp(min=scaling.original_positions) / scaling.original_positions
+    growth = scaling.factor * excess - (scaling.factor - 1)
+    base = rope.base * growth ** (rope.dim / (rope.dim - 2))
+    return 1.0 / base[..., None] ** _exponent(rope).to(length.device)
+
+
+def _exponent(rope: Rope) -> Float[Tensor, "half"]:
+    """2i/dim. Named to the CPU: under `torch.device("meta")` the cached result would have no data."""
+    return torch.arange(0, rope.dim, 2, device="cpu").float() / rope.dim
 
 
 def _llama3(plain: Tensor, s: Llama3Scaling) -> Tensor:

@@ -1,0 +1,102 @@
+"""Tiny specs, each with its own choice of variants, and decoders with noise in every parameter.
+
+Sizes are pairwise different wherever they may be, so that a swapped dimension cannot hide."""
+
+import torch
+
+from openbook.model import Decoder, init_weights
+from openbook.spec.model import (
+    Attention,
+    Block,
+    DynamicScaling,
+    Head,
+    Learned,
+    Llama3Scaling,
+    Mlp,
+    ModelSpec,
+    Norm,
+    Rope,
+    Sinusoidal,
+    YarnScaling,
+)
+
+RMS, LAYER = Norm("rms", eps=1e-5), Norm("layer", eps=1e-5, bias=True)
+GEMMA = Norm("rms", offset=1.0)
+K = 6
+
+
+def attention(**changes) -> Attention:
+    return Attention(
+        **{"n_heads": 8, "n_kv_heads": 2, "head_dim": K, "scale": K**-0.5, "rope": Rope(K)} | changes
+    )
+
+
+def block(**changes) -> Block:
+    parts = {"attn": attention(), "mlp": Mlp(80, "silu", gated=True), "attn_norm": RMS, "mlp_norm": RMS}
+    return Block(**parts | changes)
+
+
+def model(*layers: Block, **changes) -> ModelSpec:
+    rest = {
+        "vocab_size": 131,
+        "d_model": 52,
+        "max_positions": 64,
+        "head": Head(tied=False),
+        "final_norm": RMS,
+    }
+    return ModelSpec(layers=layers, **rest | changes)
+
+
+VARIANTS: dict[str, ModelSpec] = {
+    "llama": model(block(), block(), block()),
+    "gpt2": model(
+        *[block(attn=attention(n_kv_heads=8, rope=None, q_bias=True, k_bias=True, v_bias=True, o_bias=True),
+                mlp=Mlp(70, "gelu_tanh", gated=False, up_bias=True, down_bias=True),
+                attn_norm=LAYER, mlp_norm=LAYER)] * 2,
+        positions=Learned(64), head=Head(tied=True), final_norm=LAYER,
+    ),
+    "qwen3": model(*[block(attn=attention(q_norm=RMS, k_norm=RMS))] * 2, head=Head(tied=True)),
+    "windows": model(block(attn=attention(window=5)), block(), block(attn=attention(window=9, n_kv_heads=4))),
+    "ropes": model(
+        block(attn=attention(rope=Rope(4, layout="interleaved"))),
+        block(attn=attention(rope=Rope(K, 5e5, scaling=Llama3Scaling(8.0, 1.0, 4.0, 16)))),
+        block(attn=attention(rope=Rope(K, scaling=YarnScaling(4.0, 16, 1.138629)))),
+        block(attn=attention(rope=None)),
+    ),
+    "dynamic": model(*[block(attn=attention(rope=Rope(K, scaling=DynamicScaling(2.0, 16))))] * 2),
+    "post-norm": model(
+        *[block(attn_norm=None, mlp_norm=None, attn_add_norm=LAYER, mlp_add_norm=LAYER)] * 2,
+        positions=Sinusoidal(), final_norm=None, head=Head(tied=False, bias=True),
+    ),
+    "sandwich": model(
+        *[block(attn_out_norm=GEMMA, mlp_out_norm=GEMMA, end_norm=LAYER)] * 2
+    ),
+    "parallel": model(
+        block(attn_norm=LAYER, mlp_norm=LAYER, residual="parallel", mlp=Mlp(70, "gelu", gated=False)),
+        block(attn_norm=None, mlp_norm=None, residual="parallel"),
+        block(mlp_norm=None, residual="parallel_shared", mlp_out_norm=RMS),
+    ),
+    "odds": model(
+        block(attn=attention(softcap=3.0, scale=0.5), mlp=Mlp(70, "relu2", gated=False)),
+        block(attn_norm=Norm("rms", weight=False), mlp_norm=Norm("layer", weight=False)),
+        *[block(mlp=Mlp(66, kind, gated=True, up_bias=True, down_bias=True)) for kind in
+          ("relu", "gelu_quick", "sigmoid", "tanh", "gelu")],
+    ),
+}  # fmt: skip
+
+
+def noisy_decoder(spec: ModelSpec, dtype: torch.dtype = torch.float32) -> Decoder:
+    """A decoder with noise in every parameter, norms and biases included: a dropped one shows."""
+    decoder = init_weights(Decoder(spec), std=0.1)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in decoder.parameters():
+            if parameter.ndim == 1:
+                parameter.add_(torch.empty_like(parameter).normal_(0.0, 0.2, generator=generator))
+    decoder = decoder.to(dtype).eval()
+    decoder.tie()
+    return decoder
+
+
+def random_ids(spec: ModelSpec, batch: int, length: int, seed: int = 0) -> torch.Tensor:
+    return torch.randint(spec.vocab_size, (batch, length), generator=torch.Generator().manual_seed(seed))
