@@ -1,0 +1,428 @@
+"""GGUF metadata ⇄ spec: keys held against the gguf package, the meaning against the same model's config."""
+
+import dataclasses
+import math
+import struct
+import time
+
+import pytest
+from gguf.constants import MODEL_ARCH, MODEL_ARCH_NAMES, TENSOR_NAMES, Keys
+from hypothesis import given
+
+from openbook.spec import (
+    FrequencyDivisors,
+    LinearScaling,
+    Llama3Scaling,
+    ModelSpec,
+    Rope,
+    SpecError,
+    UnsupportedError,
+    YarnScaling,
+)
+from openbook.spec.gguf import ARCHITECTURES, BIASES, ROPE_FREQS, from_metadata, rope_freqs, to_metadata
+from openbook.spec.hf import from_config
+from openbook.spec.presets import PRESETS, preset
+from strategies import configs, specs
+
+LLAMA = {
+    "general.architecture": "llama",
+    "llama.block_count": 2,
+    "llama.context_length": 256,
+    "llama.embedding_length": 64,
+    "llama.feed_forward_length": 128,
+    "llama.attention.head_count": 8,
+    "llama.attention.head_count_kv": 2,
+    "llama.attention.layer_norm_rms_epsilon": 1e-5,
+    "llama.vocab_size": 100,
+}
+QWEN2 = {key.replace("llama", "qwen2"): value for key, value in LLAMA.items()} | {
+    "general.architecture": "qwen2"
+}
+UNTIED = {"token_embd.weight": (100, 64), "output.weight": (100, 64)}
+
+
+def rope(tensors=None, numbers=None, **keys) -> Rope:
+    own = {f"llama.{key.replace('__', '.')}": value for key, value in keys.items()}
+    found = from_metadata({**LLAMA, **own}, tensors, numbers).layers[0].attn.rope
+    assert found is not None
+    return found
+
+
+def in_32_bits(metadata: dict) -> dict:
+    """What a file gives back: every float went through 32 bits."""
+
+    def rounded(value):
+        return struct.unpack("<f", struct.pack("<f", value))[0] if isinstance(value, float) else value
+
+    return {key: rounded(value) for key, value in metadata.items()}
+
+
+def tensors_of(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """The names that tell of the model, as a file of it would have them."""
+    found: dict[str, tuple[int, ...]] = {"token_embd.weight": (spec.vocab_size, spec.d_model)}
+    if not spec.head.tied:
+        found["output.weight"] = (spec.vocab_size, spec.d_model)
+    for i, block in enumerate(spec.layers):
+        flags = {part: getattr(block.attn, f"{part}_bias") for part in "qkvo"}
+        flags |= {"up": block.mlp.up_bias, "down": block.mlp.down_bias}
+        found |= {f"blk.{i}.{BIASES[part]}.bias": () for part, present in flags.items() if present}
+    if numbers := rope_freqs(spec):
+        found[ROPE_FREQS] = (len(numbers),)
+    return found
+
+
+def read_back(spec: ModelSpec) -> ModelSpec:
+    return from_metadata(in_32_bits(to_metadata(spec)), tensors_of(spec), rope_freqs(spec))
+
+
+# --- the real file ------------------------------------------------------------------------------
+
+
+@pytest.mark.model
+def test_smollm2_from_its_file_is_the_preset(smollm2):
+    from openbook.sources import resolve
+
+    source = resolve(smollm2)
+    assert source.spec == preset("smollm2-135m")
+    assert source.spec.name.lower().startswith("smollm2 135m")
+
+
+# --- keys ---------------------------------------------------------------------------------------
+
+
+EXAMPLES = {"gpt2": "gpt2", "qwen3": "qwen3-0.6b", "qwen2": "qwen2.5-0.5b", "llama": "mistral-7b"}
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_every_key_written_is_one_of_the_gguf_packages(name):
+    groups = (Keys.General, Keys.LLM, Keys.Attention, Keys.Rope)
+    patterns = {value for group in groups for value in vars(group).values() if isinstance(value, str)}
+    known = {pattern.replace("{arch}", name) for pattern in patterns}
+    written = to_metadata(preset(EXAMPLES[name]))
+    assert name in MODEL_ARCH_NAMES.values()
+    assert set(written) <= known
+
+
+def test_tensor_names_are_the_gguf_packages():
+    known = {pattern.replace("blk.{bid}.", "") for pattern in TENSOR_NAMES.values()}
+    assert set(BIASES.values()) <= known
+    assert ROPE_FREQS.removesuffix(".weight") in known
+    assert MODEL_ARCH.LLAMA in MODEL_ARCH_NAMES
+
+
+def test_unknown_key_is_named():
+    with pytest.raises(SpecError, match=r"'attention\.clamp_kqv'"):
+        from_metadata({**LLAMA, "llama.attention.clamp_kqv": 1.0})
+    with pytest.raises(SpecError, match=r"'mamba\.ssm"):
+        from_metadata({**LLAMA, "mamba.ssm.state_size": 1})
+
+
+def test_keys_of_text_file_and_quantisation_are_irrelevant():
+    notes = {
+        "general.file_type": 3,
+        "general.alignment": 32,
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.chat_template": "{{ x }}",
+        "split.count": 2,
+        "quantize.imatrix.file": "x",
+        "llama.rope.scaling.finetuned": True,
+    }
+    assert from_metadata({**LLAMA, **notes}) == from_metadata(LLAMA)
+
+
+@pytest.mark.parametrize("name", ["../x", "__class__", "clip", "", None, 7, ["llama"]])
+def test_unknown_architecture_names_the_supported_ones(name):
+    with pytest.raises(SpecError) as caught:
+        from_metadata({**LLAMA, "general.architecture": name})
+    if isinstance(name, str):
+        assert "supported are gpt2, qwen3, qwen2, llama" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("llama.expert_count", 8),
+        ("llama.attention.causal", False),
+        ("llama.attention.value_length", 16),
+        ("llama.rope.scaling.type", "longrope"),
+        ("llama.rope.scaling.yarn_log_multiplier", 0.1),
+    ],
+)
+def test_feature_beyond_the_architectures_is_unsupported(key, value):
+    with pytest.raises(UnsupportedError, match=key):
+        from_metadata({**LLAMA, key: value})
+
+
+# --- what it means ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [name for name in PRESETS if not name.startswith(("postln", "triple"))])
+def test_preset_survives_a_file_with_its_32_bit_numbers(name):
+    assert read_back(preset(name)) == preset(name)
+
+
+def without_scaling(spec: ModelSpec) -> ModelSpec:
+    layers = []
+    for block in spec.layers:
+        rotation = block.attn.rope and dataclasses.replace(block.attn.rope, scaling=None)
+        layers.append(dataclasses.replace(block, attn=dataclasses.replace(block.attn, rope=rotation)))
+    return spec.replace(layers=tuple(layers))
+
+
+@given(configs())
+def test_a_model_has_the_same_spec_in_both_formats_or_is_refused(config):
+    spec = from_config(config)
+    try:
+        again = read_back(spec)
+    except UnsupportedError:
+        return
+    assert without_scaling(again) == without_scaling(spec)
+    if not rope_freqs(spec):
+        for a, b in zip(again.layers, spec.layers, strict=True):
+            assert_rope_close(a.attn.rope, b.attn.rope)
+
+
+def assert_rope_close(a: Rope | None, b: Rope | None) -> None:
+    scaling_a, scaling_b = a and a.scaling, b and b.scaling
+    assert type(scaling_a) is type(scaling_b)
+    if scaling_a and scaling_b:
+        assert dataclasses.astuple(scaling_a) == pytest.approx(dataclasses.astuple(scaling_b), rel=1e-6)
+
+
+@given(specs())
+def test_any_spec_is_held_faithfully_or_refused(spec):
+    try:
+        to_metadata(spec)
+    except UnsupportedError as error:
+        message = str(error)
+    else:
+        message = ""
+        assert without_scaling(read_back(spec)) == without_scaling(spec)
+    assert not message or message.startswith("no GGUF architecture (gpt2, qwen3, qwen2, llama) can express")
+
+
+def test_head_is_tied_where_the_file_has_no_output_matrix():
+    assert not from_metadata(LLAMA, UNTIED).head.tied
+    assert from_metadata(LLAMA, {"token_embd.weight": (100, 64)}).head.tied
+
+
+def test_biases_are_those_of_the_file():
+    attn = from_metadata(LLAMA, {**UNTIED, "blk.1.attn_q.bias": (64,)}).layers
+    assert [block.attn.q_bias for block in attn] == [False, True]
+    assert not any(block.attn.k_bias for block in attn)
+
+
+def test_qwen2_has_its_three_biases_without_being_told():
+    block = from_metadata(QWEN2).layers[0]
+    assert [getattr(block.attn, f"{part}_bias") for part in "qkvo"] == [True, True, True, False]
+
+
+def test_head_size_is_not_width_over_heads():
+    keys = {"llama.attention.key_length": 32, "llama.attention.value_length": 32}
+    assert from_metadata({**LLAMA, **keys}).layers[0].attn.head_dim == 32
+    assert from_metadata(LLAMA).layers[0].attn.head_dim == 8
+
+
+def test_sizes_may_vary_by_layer():
+    spec = from_metadata(
+        {**LLAMA, "llama.feed_forward_length": [128, 96], "llama.attention.head_count_kv": [2, 4]}
+    )
+    assert [(b.mlp.d_ff, b.attn.n_kv_heads) for b in spec.layers] == [(128, 2), (96, 4)]
+    assert read_back(spec) == spec
+
+
+def test_vocabulary_is_the_embeddings_rows():
+    assert from_metadata(LLAMA, UNTIED).vocab_size == 100
+    bare = {key: value for key, value in LLAMA.items() if key != "llama.vocab_size"}
+    assert from_metadata({**bare, "tokenizer.ggml.tokens": ["a"] * 7}).vocab_size == 7
+    with pytest.raises(SpecError, match=r"vocab_size is 100, but token_embd.weight has 90 rows"):
+        from_metadata(LLAMA, {"token_embd.weight": (90, 64)})
+    with pytest.raises(SpecError, match="no tokens to count"):
+        from_metadata(bare)
+
+
+def test_numbers_kept_in_32_bits_become_the_decimals_they_were():
+    assert from_metadata(in_32_bits(LLAMA)).final_norm == from_metadata(LLAMA).final_norm
+    odd = from_metadata({**LLAMA, "llama.attention.layer_norm_rms_epsilon": 1e-5 + 1e-12}).final_norm
+    assert odd is not None
+    assert odd.eps == 1e-5 + 1e-12  # no 32-bit number, so it is left alone
+
+
+def test_windows_on_all_layers_or_by_pattern():
+    def windows(**keys):
+        own = {f"llama.attention.{key}": value for key, value in keys.items()}
+        return [block.attn.window for block in from_metadata({**LLAMA, **own}).layers]
+
+    assert windows(sliding_window=4) == [4, 4]
+    assert windows(sliding_window=4, sliding_window_pattern=[False, True]) == [None, 4]
+    assert windows(sliding_window=0) == [None, None]
+
+
+def test_name_is_fit_to_be_printed():
+    hostile = "a\x1b]0;b\x07\r\nc" + "d" * 1000
+    assert from_metadata({**LLAMA, "general.name": hostile}).name == "a]0;bc" + "d" * 114
+
+
+# --- rotary positions ---------------------------------------------------------------------------
+
+
+def test_llama_files_are_half_split_once_their_rows_are_put_back():
+    assert rope() == Rope(8, base=10_000.0, layout="half")
+
+
+def test_linear_scaling_needs_no_type_and_has_an_older_key():
+    assert rope(rope__scaling__factor=4.0).scaling == LinearScaling(4.0)
+    assert rope(rope__scale_linear=4.0).scaling == LinearScaling(4.0)
+    assert rope(rope__scaling__type="none", rope__scaling__factor=4.0).scaling is None
+    assert rope(rope__scaling__factor=0.0).scaling is None
+
+
+def test_yarn_multiplies_its_own_factor_into_the_files():
+    own = 0.1 * math.log(4) + 1
+    keys = {"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0}
+    assert rope(**keys).scaling == YarnScaling(4.0, original_positions=256, attention_factor=own)
+    halved = rope(**keys, rope__scaling__attn_factor=0.5, rope__scaling__original_context_length=64).scaling
+    assert halved == YarnScaling(4.0, original_positions=64, attention_factor=0.5 * own)
+    with pytest.raises(SpecError, match="factor is missing"):
+        rope(rope__scaling__type="yarn")
+
+
+def test_rope_freqs_of_llama_31_are_recognised():
+    spec = preset("llama-3.1-8b")
+    numbers = rope_freqs(spec)
+    assert numbers is not None
+    assert len(numbers) == 64
+    assert numbers[:29] == pytest.approx([1.0] * 29)
+    assert (numbers[29], numbers[34]) == pytest.approx((1.20748387, 5.25732659))
+    assert numbers[35:] == pytest.approx([8.0] * 29)
+    in_file = [struct.unpack("<f", struct.pack("<f", number))[0] for number in numbers]
+    again = from_metadata(to_metadata(spec), {**tensors_of(spec)}, in_file)
+    assert again.layers[0].attn.rope == spec.layers[0].attn.rope
+
+
+def test_rope_freqs_of_llama_32_keep_15_divide_14_and_blend_3():
+    numbers = rope_freqs(preset("llama-3.2-1b"))
+    assert numbers is not None
+    kinds = ["kept" if n < 1.000001 else "divided" if n > 31.9999 else "blended" for n in numbers]
+    assert [kinds.count(kind) for kind in ("kept", "blended", "divided")] == [15, 3, 14]
+
+
+def test_rope_freqs_are_the_frequencies_of_transformers():
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    scaling = Llama3Scaling(8.0, 1.0, 4.0, original_positions=64)
+    spec = from_config({"model_type": "llama", "hidden_size": 64, "num_attention_heads": 2})
+    rotation = Rope(32, base=500_000.0, scaling=scaling)
+    block = dataclasses.replace(spec.layers[0], attn=dataclasses.replace(spec.layers[0].attn, rope=rotation))
+    numbers = rope_freqs(spec.replace(layers=(block,)))
+    assert numbers is not None
+    hf_scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    config = LlamaConfig(
+        hidden_size=64,
+        num_attention_heads=2,
+        rope_parameters={**hf_scaling, "rope_theta": 500_000.0, "original_max_position_embeddings": 64},
+    )
+    inv_freq, _ = ROPE_INIT_FUNCTIONS["llama3"](config)
+    ours = [500_000.0 ** (-2 * i / 32) / numbers[i] for i in range(16)]
+    assert inv_freq.tolist() == pytest.approx(ours, rel=1e-5)
+
+
+def test_other_rope_freqs_are_kept_as_numbers():
+    tensors = {**UNTIED, ROPE_FREQS: (4,)}
+    assert rope(tensors, [1.0, 2.0, 3.0, 4.0]).scaling == FrequencyDivisors((1.0, 2.0, 3.0, 4.0))
+    assert rope(tensors, [1.0, 1.0, 1.0, 1.0]).scaling is None
+
+
+@pytest.mark.parametrize(
+    "numbers", [None, [], [1.0] * 3, [1.0, 0.0, 1.0, 1.0], [1.0, math.nan, 1.0, 1.0], [-1.0] * 4]
+)
+def test_rope_freqs_must_be_there_and_make_sense(numbers):
+    with pytest.raises(SpecError, match=r"rope_freqs\.weight"):
+        rope({**UNTIED, ROPE_FREQS: (4,)}, numbers)
+
+
+# --- writing ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "feature"),
+    [
+        ("triple-norm-512", {}, "layers.0.mlp.activation = 'gelu', where gpt2 has 'gelu_tanh'"),
+        ("gpt2", {"final_norm": None}, "final_norm = None"),
+    ],
+)
+def test_what_no_architecture_can_hold_is_named(name, change, feature):
+    with pytest.raises(UnsupportedError) as caught:
+        to_metadata(preset(name).replace(**change))
+    assert feature in str(caught.value)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_architecture_follows_what_the_model_is(name):
+    assert to_metadata(preset(EXAMPLES[name]))["general.architecture"] == name
+
+
+# --- hostile values -----------------------------------------------------------------------------
+
+BOMBS = [
+    {"llama.block_count": 0},
+    {"llama.block_count": 2**31},
+    {"llama.block_count": -1},
+    {"llama.block_count": "2"},
+    {"llama.block_count": [2]},
+    {"llama.block_count": True},
+    {"llama.block_count": None},
+    {"llama.context_length": 0},
+    {"llama.embedding_length": 0},
+    {"llama.embedding_length": 63},
+    {"llama.attention.head_count": 0},
+    {"llama.attention.head_count": [8]},
+    {"llama.attention.head_count": [8, 0]},
+    {"llama.attention.head_count": [8, True]},
+    {"llama.attention.head_count": [8, 4]},
+    {"llama.attention.head_count": "8"},
+    {"llama.attention.head_count_kv": 0},
+    {"llama.attention.head_count_kv": 3},
+    {"llama.attention.head_count_kv": 16},
+    {"llama.attention.layer_norm_rms_epsilon": math.nan},
+    {"llama.attention.layer_norm_rms_epsilon": -1.0},
+    {"llama.rope.dimension_count": 7},
+    {"llama.rope.dimension_count": 16},
+    {"llama.rope.dimension_count": 4},
+    {"llama.rope.freq_base": 0.0},
+    {"llama.rope.freq_base": math.inf},
+    {"llama.rope.scaling.factor": -1.0},
+    {"llama.rope.scaling.type": 3},
+    {"llama.attention.key_length": 7},
+    {"llama.attention.sliding_window": -1},
+    {"llama.attention.sliding_window_pattern": 2},
+    {"llama.attention.sliding_window_pattern": [1, 0]},
+    {"llama.vocab_size": 0},
+    {7: 7},
+    {"llama." + "x" * 10**6: 1},
+]
+
+
+@pytest.mark.parametrize("bomb", BOMBS, ids=lambda bomb: repr(bomb)[:60])
+def test_hostile_metadata_is_one_short_error_at_once(bomb):
+    start = time.perf_counter()
+    with pytest.raises(SpecError) as caught:
+        from_metadata({**LLAMA, **bomb})
+    assert time.perf_counter() - start < 0.5
+    assert len(str(caught.value)) < 500
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    "key", [key for key in LLAMA if key not in ("llama.vocab_size", "llama.attention.head_count_kv")]
+)
+def test_every_size_must_be_given(key):
+    with pytest.raises(SpecError, match=key.removeprefix("general.")):
+        from_metadata({k: v for k, v in LLAMA.items() if k != key})
+
+
+def test_absent_kv_heads_are_as_many_as_heads():
+    bare = {key: value for key, value in LLAMA.items() if key != "llama.attention.head_count_kv"}
+    attn = from_metadata(bare).layers[0].attn
+    assert attn.n_kv_heads == attn.n_heads == 8
