@@ -11,8 +11,12 @@ os.environ["NO_COLOR"] = "1"
 
 import hypothesis
 import pytest
+from jaxtyping import install_import_hook
 
-from openbook import models
+# The shapes in signatures (`Float[Tensor, "B T D"]`) are checked here, and nowhere else: they cost time.
+install_import_hook(["openbook.model", "openbook.infer.cache"], "beartype.beartype")
+
+from openbook import models  # noqa: E402
 
 hypothesis.settings.register_profile("openbook", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("openbook")

@@ -1,6 +1,6 @@
 """Causal self-attention with grouped key/value heads, and the two cores that compute it."""
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,7 @@ class Mask(NamedTuple):
     causal: bool = False
 
 
+@runtime_checkable
 class LayerCache(Protocol):
     """One layer's keys and values of the tokens before."""
 

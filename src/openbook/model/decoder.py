@@ -1,7 +1,7 @@
 """The whole model: ids in, logits out. State comes in by argument and nothing is kept."""
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -14,6 +14,7 @@ from openbook.model.positions import LearnedPositions, SinusoidalPositions, rota
 from openbook.spec.model import Learned, ModelSpec, Sinusoidal
 
 
+@runtime_checkable
 class Cache(Protocol):
     """What the model needs of a KV cache (`openbook.infer.cache.Cache` is one)."""
 
@@ -62,8 +63,8 @@ class Decoder(nn.Module):
         positions: Int[Tensor, "B T"] | None = None,
         cache: Cache | None = None,
         last_only: bool = False,
-    ) -> Float[Tensor, "B T V"]:
-        """Logits of the token after each of `ids`, in the model's dtype.
+    ) -> Float[Tensor, "B rows V"]:
+        """Logits of the token after each of `ids` (rows = T), in the model's dtype.
 
         `positions` defaults to the places after what the cache holds; a negative position marks
         padding: nothing attends to it and its own logits mean nothing, but are finite. With

@@ -83,7 +83,7 @@ class NativeDecoder:
         positions: Int[Tensor, "B T"] | None = None,
         cache: Cache | None = None,
         last_only: bool = False,
-    ) -> Float[Tensor, "B T V"]:
+    ) -> Float[Tensor, "B rows V"]:
         """See `Decoder.forward`."""
         if cache is None or positions is not None or ids.numel() != 1 or not self._serves(cache):
             return self.decoder(ids, positions, cache, last_only)
