@@ -17,11 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from openbook.files.errors import FileError
+from openbook.files.errors import FileError, printable
 from openbook.files.regular import open_regular
 from openbook.spec.hf import from_config
 from openbook.spec.model import ModelSpec, SpecError, from_dict
 from openbook.spec.presets import PRESETS, NotFoundError, near, preset
+from openbook.spec.reader import show
 
 if TYPE_CHECKING:
     from openbook.files.gguf import GgufFile
@@ -86,7 +87,7 @@ def resolve(source: str | os.PathLike[str] | Mapping[str, Any] | ModelSpec) -> S
         case str() if (found := _by_name(source)) is not None:
             return found
         case str() | os.PathLike():
-            return _at(Path(source).expanduser(), source)
+            return _at(Path(os.path.expanduser(source)), source)
     raise SpecError(f"a model is a name, a path, a dict or a ModelSpec, found {type(source).__name__}")
 
 
@@ -108,9 +109,9 @@ def _by_name(name: str) -> Source | None:
 
 
 def _at(path: Path, source: str | os.PathLike[str]) -> Source:
-    if path.is_dir():
+    if os.path.isdir(path):
         return _folder(path)
-    if not path.exists():
+    if not os.path.exists(path):  # unlike Path.exists, false for a name that no file can have
         _not_found(path, source)
     if path.suffix == ".gguf":
         return _gguf(path)
@@ -190,17 +191,16 @@ def _errors_name(file: Path) -> Iterator[None]:
 def _not_found(path: Path, source: str | os.PathLike[str]) -> NoReturn:
     """Says what was looked for, and what lies near it: files beside the path, or names like it."""
     if path.parent != Path() or path.suffix in (".gguf", ".json"):
-        if not path.parent.is_dir():
-            raise NotFoundError(f"there is no folder {path.parent}, so no {path}")
-        beside = difflib.get_close_matches(path.name, os.listdir(path.parent), n=5)
-        hint = f"; close to it: {', '.join(beside)}" if beside else ""
-        raise NotFoundError(f"there is no file or folder {path}{hint}")
+        if not os.path.isdir(path.parent):
+            raise NotFoundError(f"there is no folder {printable(path.parent)}, so no {printable(path.name)}")
+        beside = difflib.get_close_matches(path.name[:200], os.listdir(path.parent), n=5)
+        hint = f"; close to it: {', '.join(map(printable, beside))}" if beside else ""
+        raise NotFoundError(f"there is no file or folder {printable(path, 400)}{hint}")
     from openbook import models
 
     names = dict.fromkeys((*models.MODELS, *PRESETS))
-    raise NotFoundError(
-        f"{source!r} is neither a preset nor a model or folder here{near(str(source), names)}"
-    )
+    name = os.fspath(source)
+    raise NotFoundError(f"{show(name)} is neither a preset nor a model or folder here{near(name, names)}")
 
 
 # --- JSON ---------------------------------------------------------------------------------------

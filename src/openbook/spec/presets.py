@@ -13,6 +13,7 @@ from typing import Any
 
 from openbook.spec.hf import from_config
 from openbook.spec.model import Attention, Block, Head, Learned, Mlp, ModelSpec, Norm, Sinusoidal
+from openbook.spec.reader import show
 
 
 class NotFoundError(LookupError):
@@ -23,7 +24,7 @@ def preset(name: str) -> ModelSpec:
     """The spec of this name, capitals or not. Raises `NotFoundError`, listing names that are close."""
     key = name.lower()
     if key not in PRESETS:
-        raise NotFoundError(f"no preset is called {name!r}{near(key, PRESETS)}")
+        raise NotFoundError(f"no preset is called {show(name)}{near(key, PRESETS)}")
     return _build(key)
 
 
@@ -37,7 +38,7 @@ def near(name: str, names: Iterable[str]) -> str:
     import difflib
 
     names = list(names)
-    close = difflib.get_close_matches(name.lower(), names, n=5, cutoff=0.5)
+    close = difflib.get_close_matches(name[:80].lower(), names, n=5, cutoff=0.5)
     return f"; close to it: {', '.join(close)}" if close else f"; there are: {', '.join(names)}"
 
 
