@@ -2,8 +2,8 @@
 
 A quantised row is a run of blocks, each holding a few scales and the integer codes of its values; the
 layouts are those of ggml-quants.c and ggml-common.h. Decoding gives the same bits as the `gguf`
-package, some fifty times faster: every step is one torch operation over a few thousand blocks, few
-enough to stay in the processor's cache.
+package, several times faster: every step is one torch operation over a thousand blocks, few enough to
+stay in the processor's cache.
 
 Exactness is no accident of rounding order. A scale is a half (11 significant bits) times at most 8
 bits, a code has at most 8 bits, and 24 fit in a float32: every product here is exact, and only the
@@ -16,13 +16,16 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 
 from openbook.files.gguf import FORMATS
 
-_CHUNK = 1 << 19
-"""Values decoded at a time: 2 MB of float32."""
+_BLOCKS = 1023
+"""Blocks decoded at a time. No operation below touches more than 32 values of a block, so none has the
+32,768 elements from which torch shares an operation among threads. These are far too short for that:
+waiting for each other costs more than the work, and twenty times more where other programs hold the
+cores. Whoever wants more than one core decodes several tensors at once."""
 
 PLAIN: dict[str, torch.dtype] = {
     "F32": torch.float32,
@@ -63,14 +66,15 @@ def dequantize(data: np.ndarray | Tensor, type_name: str, out: Tensor | None = N
 
 
 def _decode(blocks: UInt8[Tensor, "n bytes"], decoder: Decoder, out: Float[Tensor, "n block"]) -> None:
-    step = _CHUNK // out.shape[1]
-    scratch = None if out.dtype == torch.float32 else torch.empty(min(step, len(out)), out.shape[1])
-    for source, target in zip(blocks.split(step), out.split(step), strict=True):
+    scratch = None if out.dtype == torch.float32 else torch.empty(min(_BLOCKS, len(out)), out.shape[1])
+    for source, target in zip(blocks.split(_BLOCKS), out.split(_BLOCKS), strict=True):
         if scratch is None:
             decoder(source, target)
-        else:
-            decoder(source, scratch[: len(source)])
-            target.copy_(scratch[: len(source)])
+            continue
+        values = scratch[: len(source)]
+        decoder(source, values)
+        for begin in range(0, out.shape[1], 32):
+            target[:, begin : begin + 32].copy_(values[:, begin : begin + 32])
 
 
 def _as_bytes(data: np.ndarray | Tensor) -> UInt8[Tensor, " bytes"]:
@@ -91,9 +95,9 @@ class _Lent:
 
 # --- decoders -------------------------------------------------------------------------------------
 #
-# Each takes blocks as bytes [n, block_bytes] and fills `out` [n, block] with float32. The nibbles of a
-# block are split for all its bytes at once, scales too: one pass over contiguous bytes costs less than
-# one over the codes alone.
+# Each takes blocks as bytes [n, block_bytes] and fills `out` [n, block] with float32. Small blocks have
+# the nibbles of all their bytes split at once, scales too: one pass over contiguous bytes costs less
+# than one over the codes alone. Large blocks have their codes unpacked eight bytes at a time.
 
 Decoder = Callable[[Tensor, Tensor], None]
 
@@ -146,38 +150,40 @@ def _q4_k(blocks: Tensor, out: Tensor) -> None:
 
     Of each 32 bytes the low nibbles are one group of 32 values and the high nibbles the next.
     """
-    low, high = blocks & 15, blocks >> 4
-    groups = out.view(-1, 4, 2, 32)
-    groups[:, :, 0] = low[:, 16:].unflatten(1, (4, 32))
-    groups[:, :, 1] = high[:, 16:].unflatten(1, (4, 32))
+    words = blocks.view(torch.int64)[:, 2:]
+    nibbles = [(words >> shift & _NIBBLE).view(torch.uint8) for shift in (0, 4)]
     scale, minimum = _scales_and_minima(blocks)
-    out.view(-1, 8, 32).mul_(scale).sub_(minimum)
+    for g, group in enumerate(out.split(32, dim=1)):
+        codes = nibbles[g % 2][:, g // 2 * 32 :][:, :32]
+        group.copy_(codes).mul_(scale[:, g : g + 1]).sub_(minimum[:, g : g + 1])
 
 
 def _q5_k(blocks: Tensor, out: Tensor) -> None:
     """As Q4_K, with 32 bytes of fifth bits before the nibbles: bit g of byte j is value j of group g."""
-    low, high = blocks & 15, blocks >> 4
-    fifth = (blocks[:, None, 16:48] >> _shifts(0, 1, 2, 3, 4, 5, 6, 7) & 1) << 4
-    groups = out.view(-1, 4, 2, 32)
-    groups[:, :, 0] = low[:, 48:].unflatten(1, (4, 32)) | fifth[:, 0::2]
-    groups[:, :, 1] = high[:, 48:].unflatten(1, (4, 32)) | fifth[:, 1::2]
+    fifth, words = blocks.view(torch.int64)[:, 2:].split((4, 16), dim=1)
+    nibbles = [words >> shift & _NIBBLE for shift in (0, 4)]
     scale, minimum = _scales_and_minima(blocks)
-    out.view(-1, 8, 32).mul_(scale).sub_(minimum)
+    for g, group in enumerate(out.split(32, dim=1)):
+        codes = nibbles[g % 2][:, g // 2 * 4 :][:, :4] | (fifth >> g & _BIT) << 4
+        group.copy_(codes.view(torch.uint8)).mul_(scale[:, g : g + 1]).sub_(minimum[:, g : g + 1])
 
 
 def _q6_k(blocks: Tensor, out: Tensor) -> None:
     """128 bytes of low nibbles, 64 of high pairs of bits, 16 signed scales, d: (d·sc)·(q − 32).
 
-    Half a block (128 values) takes 64 bytes of nibbles, low before high, and 32 of pairs, low to high.
+    Half a block is four groups of 32 values: those of its 64 low nibbles, then of its 64 high ones. Bits
+    2i and 2i + 1 of the half's byte j of pairs belong to value j of group i. Each 16 values have a scale.
     """
-    low, high = blocks & 15, blocks >> 4
-    pairs = (blocks[:, 128:192].unflatten(1, (2, 1, 32)) >> _shifts(0, 2, 4, 6) & 3) << 4
-    halves = out.view(-1, 2, 2, 2, 32)
-    for nibble, codes in enumerate((low, high)):
-        codes = codes[:, :128].unflatten(1, (2, 2, 32)) | pairs[:, :, 2 * nibble : 2 * nibble + 2]
-        halves[:, :, nibble] = (codes - 32).view(torch.int8)
-    scale = _halves(blocks)[:, 104:105] * blocks[:, 192:208].view(torch.int8)
-    out.view(-1, 16, 16).mul_(scale[:, :, None])
+    d = blocks[:, 208:210].view(torch.float16).float()
+    scale = d * blocks[:, 192:208].view(torch.int8)
+    for g, group in enumerate(out.split(32, dim=1)):
+        half, i = divmod(g, 4)
+        nibbles = _words(blocks, 64 * half + 32 * (i % 2)) >> i // 2 * 4 & _NIBBLE
+        pairs = _words(blocks, 128 + 32 * half) >> 2 * i & _TWO_BITS
+        codes = (nibbles | pairs << 4).view(torch.uint8) - 32
+        group.copy_(codes.view(torch.int8))
+        group[:, :16].mul_(scale[:, 2 * g : 2 * g + 1])
+        group[:, 16:].mul_(scale[:, 2 * g + 1 : 2 * g + 2])
 
 
 DECODERS: dict[str, Decoder] = {
@@ -208,21 +214,27 @@ def _fifth_bits(bits: UInt8[Tensor, "n 4"]) -> UInt8[Tensor, "n 32"]:
     return spread.view(torch.uint8).view(-1, 32)
 
 
-def _shifts(*shifts: int) -> UInt8[Tensor, "shifts 1"]:
-    return torch.tensor(shifts, dtype=torch.uint8)[:, None]
+_BIT, _TWO_BITS, _NIBBLE = 0x0101010101010101, 0x0303030303030303, 0x0F0F0F0F0F0F0F0F
+"""The lowest bits of each of the eight bytes of a word."""
+
+
+def _words(blocks: UInt8[Tensor, "n bytes"], begin: int) -> Int64[Tensor, "n 4"]:
+    """32 bytes of each block as words of eight, where the block itself is no whole number of words."""
+    part = blocks[:, begin : begin + 32]
+    return part.clone(memory_format=torch.contiguous_format).view(torch.int64)
 
 
 def _scales_and_minima(blocks: UInt8[Tensor, "n bytes"]) -> tuple[Tensor, Tensor]:
-    """d·sc and dmin·m of the eight groups of a Q4_K or Q5_K block, each [n, 8, 1].
+    """d·sc and dmin·m of a Q4_K or Q5_K block's groups, each [n, 8].
 
     Twelve bytes hold both: four with the scales 0-3 in their low six bits, four with the minima 0-3,
     four with the low nibbles of scales and minima 4-7, whose high bits are the two bits left over above.
     """
-    scales, minima, both = blocks[:, 4:16].split(4, dim=1)
-    scale = torch.cat([scales & 63, both & 15 | scales >> 2 & 48], dim=1)
-    minimum = torch.cat([minima & 63, both >> 4 | minima >> 2 & 48], dim=1)
-    d = blocks[:, :4].view(torch.float16).float()
-    return (d[:, 0:1] * scale)[:, :, None], (d[:, 1:2] * minimum)[:, :, None]
+    scales, minima, both = blocks.view(torch.int32)[:, 1:4].unbind(1)  # four bytes at a time
+    scale = torch.stack([scales & 0x3F3F3F3F, both & 0x0F0F0F0F | scales >> 2 & 0x30303030], dim=1)
+    minimum = torch.stack([minima & 0x3F3F3F3F, both >> 4 & 0x0F0F0F0F | minima >> 2 & 0x30303030], dim=1)
+    d, d_min = blocks[:, :4].view(torch.float16).float().split(1, dim=1)
+    return d * scale.view(torch.uint8), d_min * minimum.view(torch.uint8)
 
 
 # --- encoders -------------------------------------------------------------------------------------
@@ -245,7 +257,7 @@ def quantize(tensor: Tensor, type_name: str) -> np.ndarray:
     if not values.isfinite().all():
         raise ValueError(f"values that are not finite cannot be stored as {type_name}")
     blocks = values.float().view(-1, form.block)
-    parts = [ENCODERS[type_name](chunk) for chunk in blocks.split(_CHUNK // form.block)]
+    parts = [ENCODERS[type_name](chunk) for chunk in blocks.split(_BLOCKS)]
     return torch.cat(parts).view(-1).numpy()
 
 
