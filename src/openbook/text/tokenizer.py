@@ -209,7 +209,7 @@ class Tokenizer:
     def _check_id(self, token_id: int) -> None:
         if not 0 <= token_id < self.vocab_size:
             raise TokenizerError(
-                f"{id} is no token id of this vocabulary, which has 0 to {self.vocab_size - 1}"
+                f"{token_id} is no token id of this vocabulary, which has 0 to {self.vocab_size - 1}"
             )
 
 
