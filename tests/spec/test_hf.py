@@ -90,6 +90,10 @@ def test_unknown_key_is_named_with_advice():
         from_config({**LLAMA, "clip_qkv": 8.0})
 
 
+def test_null_key_says_nothing():
+    assert from_config({**LLAMA, "sliding_window": None, "clip_qkv": None}) == from_config(LLAMA)
+
+
 def test_key_of_another_family_is_refused_with_its_own_spelling():
     with pytest.raises(SpecError, match=r"'hidden_size' \(spelled 'n_embd' here\)"):
         from_config({"model_type": "gpt2", "hidden_size": 64})
@@ -503,6 +507,26 @@ def parameter_shapes(config: dict) -> int:
 @given(configs())
 def test_transformers_builds_the_same_size_from_what_is_written(config):
     assert parameter_shapes(to_config(from_config(config))) == parameter_shapes(config)
+
+
+def frequencies(config: dict) -> tuple[list[float], float]:
+    """transformers' own rotation of a config: its frequencies, and what multiplies cosine and sine."""
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    rotary = LlamaRotaryEmbedding(hf_config(**json.loads(json.dumps(config))))
+    return rotary.inv_freq.tolist(), rotary.attention_scaling
+
+
+@given(configs().filter(lambda config: config["model_type"] != "gpt2"))
+def test_transformers_rotates_by_the_same_angles_from_what_is_written(config):
+    assert frequencies(to_config(from_config(config))) == frequencies(config)
+
+
+def test_the_feature_is_named_however_many_layers_have_it():
+    spec = from_config({**LLAMA, "num_hidden_layers": 500})
+    block = dataclasses.replace(spec.layers[0], attn=dataclasses.replace(spec.layers[0].attn, softcap=30.0))
+    with pytest.raises(UnsupportedError, match=r"attn\.softcap = 30\.0, where llama has None"):
+        to_config(spec.replace(layers=(block,) * 500))
 
 
 # --- hostile values -----------------------------------------------------------------------------

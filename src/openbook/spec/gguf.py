@@ -203,12 +203,13 @@ class _Seen:
 
     @classmethod
     def in_spec(cls, spec: ModelSpec) -> _Seen:
+        biases = [_biases(block) for block in spec.layers]
         rope = spec.layers[0].attn.rope
         kept = rope.scaling if rope and isinstance(rope.scaling, Llama3Scaling | FrequencyDivisors) else None
         return cls(
             vocab_size=spec.vocab_size,
             tied=spec.head.tied,
-            has_bias=lambda layer, part: _biases(spec.layers[layer])[part],
+            has_bias=lambda layer, part: biases[layer][part],
             divisors=lambda rope: kept,
         )
 

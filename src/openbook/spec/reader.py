@@ -166,10 +166,13 @@ class Reader:
             del self._unused[key]
 
     def finish(self, advice: str) -> None:
-        """Raises `SpecError` if keys are left that nobody asked for; `advice` says what to do."""
-        if not self._unused:
+        """Raises `SpecError` if keys are left that nobody asked for; `advice` says what to do.
+
+        A key that is null says nothing, whoever it was meant for.
+        """
+        left = [self._name_unknown(key) for key in self._unused if self._data[key] is not None]
+        if not left:
             return
-        left = [self._name_unknown(key) for key in self._unused]
         more = f" and {len(left) - 5} more" if len(left) > 5 else ""
         raise SpecError(f"{self.where} has unknown keys: {', '.join(left[:5])}{more}; {advice}")
 
