@@ -13,7 +13,8 @@ from openbook.spec.model import Attention as AttentionSpec
 
 
 class Mask(NamedTuple):
-    """Which keys a query sees: those of `visible`, or all; `causal` says T = S and the usual triangle."""
+    """Which keys a query sees: those of `visible`, or all; or, if `causal`, all up to its own, the
+    queries being the last T of the S tokens (the triangle's lower right end, not its upper left)."""
 
     visible: Bool[Tensor, "B 1 T S"] | None = None  # B may be 1
     causal: bool = False
@@ -64,7 +65,8 @@ class ExplicitCore(nn.Module):
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
         if mask.causal:
-            triangle = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
+            T, S = scores.shape[-2:]
+            triangle = torch.ones(T, S, dtype=torch.bool, device=q.device).tril(S - T)
             scores = scores.masked_fill(~triangle, -torch.inf)
         elif mask.visible is not None:
             scores = scores.masked_fill(~mask.visible, -torch.inf)
@@ -97,15 +99,41 @@ class FusedCore(nn.Module):
             rows = q.reshape(B, G, R, K)
             y = F.scaled_dot_product_attention(rows, k, v, attn_mask=mask.visible, scale=scale)
             return y.reshape(B, H, 1, K)
+        seen = mask.visible
         if R > 1:
             q = q.reshape(B * G, R, T, K)
             k = k.reshape(B * G, 1, -1, K).expand(-1, R, -1, -1)
             v = v.reshape(B * G, 1, -1, K).expand(-1, R, -1, -1)
-        seen = mask.visible
-        if seen is not None and R > 1 and seen.shape[0] > 1:
-            seen = seen.repeat_interleave(G, dim=0)
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, is_causal=mask.causal, scale=scale)
-        return y.reshape(B, H, T, K)
+            if seen is not None and seen.shape[0] > 1:
+                seen = seen.repeat_interleave(G, dim=0)
+        if mask.causal:
+            return causal_attention(q, k, v, scale).reshape(B, H, T, K)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale).reshape(B, H, T, K)
+
+
+def causal_attention(
+    q: Float[Tensor, "B H T K"], k: Float[Tensor, "B H S K"], v: Float[Tensor, "B H S K"], scale: float
+) -> Float[Tensor, "B H T K"]:
+    """Queries in blocks, each against the keys up to its own end.
+
+    The CPU kernel takes keys 512 at a time and computes all of a block that the mask cuts: on a short
+    run that is twice the work. It skips whole blocks, so a long run from the start is left to it; a
+    chunk after cached tokens is not, since its triangle is aligned to the upper left.
+    """
+    T, S = q.shape[2], k.shape[2]
+    long = T > 1024
+    if T == S and (long or T <= 64 or q.device.type != "cpu"):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
+    block = 256 if long else 64
+    blocks = []
+    for start in range(0, T, block):
+        rows = q[:, :, start : start + block]
+        end = S - T + start + rows.shape[2]
+        seen = torch.ones(rows.shape[2], end, dtype=torch.bool, device=q.device).tril(end - rows.shape[2])
+        blocks.append(
+            F.scaled_dot_product_attention(rows, k[:, :, :end], v[:, :, :end], attn_mask=seen, scale=scale)
+        )
+    return torch.cat(blocks, dim=2)
 
 
 class Attention(nn.Module):

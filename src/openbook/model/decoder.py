@@ -102,10 +102,6 @@ class Decoder(nn.Module):
 
 def _mask(queries: Int[Tensor, "B T"], keys: Int[Tensor, "B S"], window: int | None, padded: bool) -> Mask:
     """The cheapest mask that says it: none where one token sees everything, the triangle, or a table."""
-    T, S = queries.shape[1], keys.shape[1]
-    if not padded and (window is None or window >= S):
-        if T == 1:
-            return Mask()
-        if T == S:
-            return Mask(causal=True)
+    if not padded and (window is None or window >= keys.shape[1]):
+        return Mask(causal=queries.shape[1] > 1)
     return Mask(visible(queries, keys, window))
