@@ -94,11 +94,13 @@ _REMOVED = {
 def tensor_nbytes(shape: Sequence[int], type_name: str) -> int:
     """Bytes of a tensor of `shape` (outermost first) stored as `type_name`.
 
-    Raises `ValueError` where a row is not a whole number of the type's blocks.
+    Raises `ValueError` for an unknown type, a negative size, and a row that is no whole number of blocks.
     """
     if type_name not in FORMATS:
         raise ValueError(f"no tensor type {type_name!r}; there are {', '.join(FORMATS)}")
     form = FORMATS[type_name]
+    if min(shape, default=0) < 0:
+        raise ValueError(f"a shape of {list(shape)} has a negative size")
     row = shape[-1] if shape else 1
     if row % form.block:
         raise ValueError(f"a row of {row} values is not a multiple of {type_name}'s block of {form.block}")
@@ -518,9 +520,9 @@ def _encode_header(
         parts += [_encode_string(key), *_encode_value(key, value, value_type)]
     offset = 0
     for name, shape, type_name, _ in rows:
+        nbytes = tensor_nbytes(shape, type_name)
         dims = struct.pack(f"<I{len(shape)}Q", len(shape), *reversed(shape))
         parts += [_encode_string(name), dims, struct.pack("<IQ", FORMATS[type_name].number, offset)]
-        nbytes = tensor_nbytes(shape, type_name)
         offset += nbytes + -nbytes % alignment
     header = b"".join(parts)
     padded = header + b"\0" * (-len(header) % alignment)
