@@ -4,16 +4,17 @@ from collections.abc import Collection, Iterator, Sequence
 
 import torch
 
-from openbook.infer.generate import Answer, Token, cache_for, checked_prompt, forward, prefill
+from openbook.infer.generate import Answer, Token, cache_for, checked_prompt, forward, prefill, weight_of
 from openbook.infer.sample import RequestError, SamplingParams
 from openbook.model import Decoder
+from openbook.native import NativeDecoder
 
 PAD = -1
 """The position that says: padding, not to be attended to. The id beside it does not matter."""
 
 
 def generate_batch(
-    decoder: Decoder,
+    decoder: Decoder | NativeDecoder,
     prompts: Sequence[Sequence[int]],
     params: SamplingParams | Sequence[SamplingParams] | None = None,
     *,
@@ -34,11 +35,10 @@ def generate_batch(
     vocab_size = min(vocab_limit or decoder.spec.vocab_size, decoder.spec.vocab_size)
     each_params = _for_each("params", params, SamplingParams | None, len(prompts))
     each_limit = _for_each("max_tokens", max_tokens, int, len(prompts))
-    context = decoder.spec.max_positions
+    context, device = decoder.spec.max_positions, weight_of(decoder).device
     rows, answers = [], []
     for i, (ids, row_params, limit) in enumerate(zip(prompts, each_params, each_limit, strict=True)):
         rows.append(checked_prompt(ids, vocab_size, f"prompts[{i}]"))
-        device = decoder.embed.weight.device
         answers.append(Answer(rows[-1], row_params, vocab_size, limit, context, stop_ids, logprobs, device))
     if chunk < 1:
         raise RequestError("chunk", f"must be at least 1, found {chunk}")
@@ -53,9 +53,9 @@ def _for_each(name, value, kind, n: int) -> list:
 
 
 def _tokens(
-    decoder: Decoder, rows: list[list[int]], answers: list[Answer], chunk: int
+    decoder: Decoder | NativeDecoder, rows: list[list[int]], answers: list[Answer], chunk: int
 ) -> Iterator[tuple[int, Token]]:
-    device = decoder.embed.weight.device
+    device = weight_of(decoder).device
     width = max(len(row) for row in rows)
     longest = max(min(answer.max_tokens, answer.room) for answer in answers)
     cache = cache_for(decoder, len(rows), width + longest)

@@ -13,6 +13,7 @@ from torch import Tensor
 from openbook.infer.cache import Cache
 from openbook.infer.sample import RequestError, Sampler, SamplingParams, logprobs
 from openbook.model import Decoder
+from openbook.native import NativeDecoder
 
 Finish = Literal["stop", "length", "context"]
 """Why an answer ended: a stop id came, `max_tokens` are there, or the context is full."""
@@ -73,7 +74,7 @@ def _rate(tokens: int, seconds: float) -> float:
 
 
 def generate(
-    decoder: Decoder,
+    decoder: Decoder | NativeDecoder,
     prompt_ids: Sequence[int],
     params: SamplingParams | None = None,
     *,
@@ -101,9 +102,8 @@ def generate(
     vocab_size = min(vocab_limit or decoder.spec.vocab_size, decoder.spec.vocab_size)
     prompt = checked_prompt(prompt_ids, vocab_size)
     context = cache.capacity if cache is not None else decoder.spec.max_positions
-    answer = Answer(
-        prompt, params, vocab_size, max_tokens, context, stop_ids, logprobs, decoder.embed.weight.device
-    )
+    device = weight_of(decoder).device
+    answer = Answer(prompt, params, vocab_size, max_tokens, context, stop_ids, logprobs, device)
     if cache is None:
         cache = cache_for(decoder, 1, min(len(prompt) + max_tokens, context))
     if cache.batch != 1 or cache.length >= len(prompt):
@@ -119,7 +119,7 @@ def generate(
 
 
 def _tokens(
-    decoder: Decoder,
+    decoder: Decoder | NativeDecoder,
     prompt: list[int],
     answer: "Answer",
     cache: Cache,
@@ -128,7 +128,7 @@ def _tokens(
     on_progress: Callable[[int, int], None] | None,
 ) -> Iterator[Token]:
     begun = time.perf_counter()
-    rest = torch.tensor([prompt[cache.length :]], device=decoder.embed.weight.device)
+    rest = torch.tensor([prompt[cache.length :]], device=weight_of(decoder).device)
     logits = prefill(decoder, rest, cache, chunk, on_progress=on_progress)
     while True:
         token = answer.next(logits[0])
@@ -141,7 +141,7 @@ def _tokens(
 
 
 def prefill(
-    decoder: Decoder,
+    decoder: Decoder | NativeDecoder,
     ids: Int[Tensor, "B T"],
     cache: Cache,
     chunk: int,
@@ -162,7 +162,7 @@ def prefill(
 
 @torch.inference_mode()
 def forward(
-    decoder: Decoder,
+    decoder: Decoder | NativeDecoder,
     ids: Int[Tensor, "B T"],
     cache: Cache,
     positions: Int[Tensor, "B T"] | None = None,
@@ -243,21 +243,27 @@ def checked_prompt(ids: Iterable[int], vocab_size: int, param: str = "prompt") -
     return prompt
 
 
-def cache_for(decoder: Decoder, batch: int, capacity: int) -> Cache:
+def weight_of(decoder: Decoder | NativeDecoder) -> Tensor:
+    """A weight, to know the decoder's dtype and device."""
+    module = decoder.decoder if isinstance(decoder, NativeDecoder) else decoder
+    return module.embed.weight
+
+
+def cache_for(decoder: Decoder | NativeDecoder, batch: int, capacity: int) -> Cache:
     """A cache in the decoder's dtype, on its device."""
-    weight = decoder.embed.weight
+    weight = weight_of(decoder)
     return Cache(decoder.spec, batch, capacity, weight.dtype, weight.device)
 
 
 def reuse(cache: Cache, old_ids: Sequence[int], new_ids: Sequence[int]) -> int:
     """Leaves in the cache what the next prompt begins with, and returns how many tokens that is.
 
-    `old_ids` are the tokens fed so far, in order; later ones that were not fed (an answer's last token)
-    do no harm. At least the last of `new_ids` is left to compute, since its logits are needed.
+    `old_ids` are the tokens fed so far, in order; more of them (an answer's last token, or a whole
+    prompt that was abandoned) do no harm. The last of `new_ids` is always left to compute, since
+    its logits are needed.
     """
-    fed = old_ids[: cache.length]
     common = 0
-    for old, new in zip(fed, new_ids[:-1], strict=False):
+    for old, new in zip(old_ids, new_ids[:-1], strict=False):
         if old != new:
             break
         common += 1

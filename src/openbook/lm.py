@@ -1,0 +1,275 @@
+"""A language model: decoder, tokenizer and generation joined. It is what `openbook.load` returns.
+
+lm = openbook.load("smollm2-135m")
+for piece in lm.generate("The capital of France is", max_tokens=20, temperature=0):
+    print(piece, end="")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from os import PathLike
+from typing import Any, TypedDict, Unpack
+
+import torch
+
+from openbook.infer.cache import Cache
+from openbook.infer.generate import Stats, Token, cache_for, generate, reuse
+from openbook.infer.sample import RequestError, SamplingParams
+from openbook.ledger import Ledger
+from openbook.model import Decoder
+from openbook.native import NativeDecoder, accelerate
+from openbook.sources import Source, resolve
+from openbook.spec.model import ModelSpec
+from openbook.text import ChatTemplate, StopStrings, TextStream, Tokenizer
+from openbook.weights.fit import check_fit
+from openbook.weights.load import Progress, load_decoder
+
+DEFAULT_CONTEXT = 8192
+"""Tokens of prompt and answer together, for models that could take more: a cache costs memory."""
+
+MISSING_TOKENIZER = "the model came without a tokenizer: give token ids, and read ids with .tokens()"
+
+
+class Sampling(TypedDict, total=False):
+    """The fields of `SamplingParams`, as keyword arguments."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float]
+    seed: int | None
+
+
+@dataclass
+class _Kept:
+    """A cache, and the tokens whose keys and values it holds (and perhaps some more)."""
+
+    cache: Cache
+    ids: list[int] = field(default_factory=list)
+
+
+class LanguageModel:
+    """Text in, text out. `tokenizer` and `chat_template` are None if the model came without.
+
+    `decoder` is the PyTorch model; `engine` what generates: the same, or its native twin. What the last
+    call did and how fast is in `stats`. The KV cache of the last call is kept, so that a prompt which
+    begins like it (the next turn of a chat) computes only what is new. Use it from one thread at a time.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        tokenizer: Tokenizer | None = None,
+        chat_template: ChatTemplate | None = None,
+        source: Source | None = None,
+        *,
+        context: int | None = None,
+        native: bool = True,
+    ) -> None:
+        self.decoder = decoder
+        self.tokenizer = tokenizer
+        self.chat_template = chat_template
+        self.source = source
+        self.context = _checked_context(decoder.spec, context)
+        self.engine: Decoder | NativeDecoder = accelerate(decoder) if native else decoder
+        self.stats = Stats()
+        self._kept: _Kept | None = None
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self.decoder.spec
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        max_tokens: int | None = None,
+        stop: str | Iterable[str] = (),
+        on_progress: Callable[[int, int], None] | None = None,
+        **sampling: Unpack[Sampling],
+    ) -> Iterator[str]:
+        """Continues the prompt; yields the text in pieces, never half a character or part of a stop string.
+
+        It ends at `max_tokens`, at a `stop` string, at a token that ends a text for this model, or when
+        the context is full; `stats.finish` says which. Text that looks like a control token is
+        text. Without `temperature` tokens are drawn from the model's own distribution; 0 is greedy.
+
+        Raises `RequestError` at once if the request makes no sense.
+        """
+        tokenizer = self._text_tokenizer()
+        stops = _stop_strings(stop)
+        tokens = self.tokens(prompt, max_tokens=max_tokens, on_progress=on_progress, **sampling)
+        return _text(tokens, TextStream(tokenizer, start=False), stops, self.stats)
+
+    def complete(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        max_tokens: int | None = None,
+        stop: str | Iterable[str] = (),
+        **sampling: Unpack[Sampling],
+    ) -> str:
+        """The whole text that `generate` yields in pieces."""
+        return "".join(self.generate(prompt, max_tokens=max_tokens, stop=stop, **sampling))
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        max_tokens: int | None = None,
+        stop: str | Iterable[str] = (),
+        variables: Mapping[str, Any] | None = None,
+        on_progress: Callable[[int, int], None] | None = None,
+        **sampling: Unpack[Sampling],
+    ) -> Iterator[str]:
+        """The assistant's answer to [{"role": "user", "content": "..."}, ...], as `generate` yields it.
+
+        The model's own template makes the prompt, with `variables` (`{"enable_thinking": False}`) for it;
+        nothing a message says becomes a control token.
+        """
+        ids = self.chat_ids(messages, **(variables or {}))
+        return self.generate(ids, max_tokens=max_tokens, stop=stop, on_progress=on_progress, **sampling)
+
+    def chat_ids(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> list[int]:
+        """The prompt that `chat` makes of the messages."""
+        if self.chat_template is None:
+            raise RequestError("messages", "the model came without a chat template: use .generate()")
+        return self.chat_template.render(messages, self._text_tokenizer(), **variables)
+
+    def tokens(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        max_tokens: int | None = None,
+        stop_ids: Collection[int] | None = None,
+        logprobs: int | None = None,
+        on_progress: Callable[[int, int], None] | None = None,
+        **sampling: Unpack[Sampling],
+    ) -> Generator[Token]:
+        """The answer as `Token`s (id, log-probability, why it ended), the one that ended it included.
+
+        Needs no tokenizer if the prompt is given as ids. `stop_ids` defaults to the tokenizer's `eos_ids`.
+        """
+        ids = self._text_tokenizer().prompt(prompt) if isinstance(prompt, str) else list(prompt)
+        if stop_ids is None:
+            stop_ids = self.tokenizer.eos_ids if self.tokenizer else ()
+        params, stats = SamplingParams(**sampling), Stats()
+        kept = self._take_cache(ids)
+        tokens = generate(
+            self.engine,
+            ids,
+            params,
+            max_tokens=self.context if max_tokens is None else max_tokens,
+            stop_ids=stop_ids,
+            cache=kept.cache,
+            vocab_limit=self.tokenizer.vocab_size if self.tokenizer else None,
+            logprobs=logprobs,
+            stats=stats,
+            on_progress=on_progress,
+        )
+        self.stats = stats
+        return self._keeping(tokens, kept)
+
+    def _take_cache(self, ids: list[int]) -> _Kept:
+        """The kept cache, cut to what `ids` begin with, or a new one. Whoever takes it has it alone:
+        two answers that are read by turns never share one."""
+        kept, self._kept = self._kept, None
+        if kept is None:
+            kept = _Kept(cache_for(self.decoder, 1, self.context))
+        reuse(kept.cache, kept.ids, ids)
+        kept.ids = ids
+        return kept
+
+    def _keeping(self, tokens: Iterator[Token], kept: _Kept) -> Generator[Token]:
+        """The tokens; however that ends, the cache is there for the next call."""
+        try:
+            for token in tokens:
+                kept.ids.append(token.id)
+                yield token
+        finally:
+            self._kept = kept
+
+    def _text_tokenizer(self) -> Tokenizer:
+        if self.tokenizer is None:
+            raise RequestError("prompt", MISSING_TOKENIZER)
+        return self.tokenizer
+
+
+def load(
+    source: str | PathLike[str] | Source,
+    *,
+    dtype: torch.dtype | str | None = None,
+    device: torch.device | str = "cpu",
+    threads: int | None = None,
+    context: int | None = None,
+    native: bool = True,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> LanguageModel:
+    """The running model of a folder, a .gguf file or a fetched model's name.
+
+    `dtype`: see `weights.load_decoder`, which decides. `threads` are PyTorch's, for the whole process.
+    `context` is how many tokens prompt and answer may have together, up to the spec's `max_positions`;
+    8192 if that is less. Without `native` every step runs in PyTorch. `force` loads what would not fit.
+
+    Raises what `sources.resolve`, `Tokenizer` and `load_decoder` raise; `WontFitError` for the cache too.
+    """
+    if threads is not None:
+        if threads < 1:
+            raise RequestError("threads", f"must be at least 1, found {threads}")
+        torch.set_num_threads(threads)
+    found = source if isinstance(source, Source) else resolve(source)
+    context = _checked_context(found.spec, context)
+    tokenizer = load_tokenizer(found)
+    template = ChatTemplate(tokenizer.chat_template) if tokenizer and tokenizer.chat_template else None
+    decoder = load_decoder(found, dtype, device, force=force, progress=progress)
+    if not force:
+        needed = Ledger(decoder.spec).kv_bytes(1, context, str(decoder.embed.weight.dtype))
+        check_fit(f"a KV cache for {context:,} tokens", needed, str(device))
+    return LanguageModel(decoder, tokenizer, template, found, context=context, native=native)
+
+
+def load_tokenizer(source: Source) -> Tokenizer | None:
+    """The tokenizer that comes with a model's weights; None if none does."""
+    if source.kind == "gguf":
+        return Tokenizer.from_gguf(source.config) if "tokenizer.ggml.model" in source.config else None
+    if source.kind == "safetensors" and source.path and (source.path / "tokenizer.json").exists():
+        return Tokenizer.from_file(source.path)
+    return None
+
+
+def _text(tokens: Generator[Token], text: TextStream, stops: StopStrings, stats: Stats) -> Iterator[str]:
+    """The text of the tokens, without the one that stopped them, up to a stop string."""
+    with closing(tokens):
+        for token in tokens:
+            if token.finish == "stop":
+                break
+            if piece := stops.push(text.push(token.id)):
+                yield piece
+            if stops.stopped is not None:
+                stats.finish = "stop"
+                return
+    if rest := stops.push(text.flush()) + stops.flush():
+        yield rest
+
+
+def _checked_context(spec: ModelSpec, context: int | None) -> int:
+    if context is None:
+        return min(spec.max_positions, DEFAULT_CONTEXT)
+    if not 1 <= context <= spec.max_positions:
+        raise RequestError("context", f"must be from 1 to the model's {spec.max_positions}, found {context}")
+    return context
+
+
+def _stop_strings(stop: str | Iterable[str]) -> StopStrings:
+    try:
+        return StopStrings([stop] if isinstance(stop, str) else stop)
+    except ValueError as error:
+        raise RequestError("stop", str(error)) from None
