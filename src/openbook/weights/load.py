@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from openbook.files.errors import printable
 from openbook.model import Decoder
@@ -73,13 +75,25 @@ def load_decoder(
         check_fit(f"this model in {_short(dtype)}", _bytes_to_allocate(found, dtype, device), str(device))
 
     parameters = _read_all(found, tensors, dtype, device, allow_nonfinite, progress)
-    with torch.device("meta"):
+    with torch.device("meta"), _NoInit():
         decoder = Decoder(spec)
     if spec.head.tied:
         parameters["head.weight"] = parameters["embed.weight"]
     decoder.load_state_dict(parameters, strict=True, assign=True)
     decoder.tie()
     return decoder
+
+
+class _NoInit(TorchFunctionMode):
+    """Leaves new modules' parameters as they are: nothing is there to fill, and on the meta device the
+    first `normal_` imports the compiler, which takes longer than loading a small model."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        filling = getattr(func, "__module__", None) == "torch.nn.init"
+        return kwargs["tensor"] if filling else func(*args, **kwargs)
 
 
 Found = tuple[Place, Stored]
@@ -139,7 +153,7 @@ def _read_all(
     total, done = sum(stored.nbytes for _, stored in found), 0
     parameters: dict[str, Tensor] = {}
     faults: dict[Fault, list[str]] = {"nonfinite": [], "overflow": []}
-    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+    with _one_thread_a_tensor() as n_tensors, ThreadPoolExecutor(n_tensors) as pool:
         results = pool.map(lambda item: _read(item, tensors, dtype, device, allow_nonfinite), found)
         for (_, stored), (parts, fault) in zip(found, results, strict=True):
             parameters |= parts
@@ -154,6 +168,18 @@ def _read_all(
         beyond = f"numbers beyond {torch.finfo(dtype).max:g}, the largest {_short(dtype)}"
         raise NonFiniteError(tensors.path, names, beyond, "take bf16 or fp32")
     return parameters
+
+
+@contextmanager
+def _one_thread_a_tensor() -> Iterator[int]:
+    """Gives the number of torch's threads, having told torch to use one: threads that split one small
+    operation spend more time waiting for each other than those that work on tensors of their own."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield threads
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _read(

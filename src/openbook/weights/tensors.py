@@ -94,11 +94,9 @@ class GgufTensors:
         self.stored = {t.name: Stored(t.name, t.shape, t.type, t.nbytes) for t in self._file.tensors.values()}
 
     @cached_property
-    def _bytes(self) -> torch.Tensor:
-        """The whole file as bytes, copy on write: torch has no read-only tensors."""
-        import torch
-
-        return torch.from_numpy(np.memmap(self.path, np.uint8, mode="c"))
+    def _bytes(self) -> np.ndarray:
+        """The whole file, copy on write: torch has no read-only tensors."""
+        return np.memmap(self.path, np.uint8, mode="c")
 
     def read(self, name: str, decoded: torch.dtype | None = None) -> torch.Tensor:
         import torch
@@ -107,7 +105,7 @@ class GgufTensors:
 
         tensor = self._file.tensors[name]
         if tensor.type in PLAIN:
-            raw = self._bytes[tensor.offset : tensor.offset + tensor.nbytes]
+            raw = torch.from_numpy(self._bytes[tensor.offset : tensor.offset + tensor.nbytes])
             return raw.view(getattr(torch, PLAIN[tensor.type])).view(tensor.shape)
         out = torch.empty(tensor.shape, dtype=decoded or torch.float32)
         return dequantize(self._file.data(name), tensor.type, out)

@@ -1,0 +1,192 @@
+"""Files that we write, read by others: transformers, safetensors and the gguf package."""
+
+import json
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors import safe_open
+
+from openbook.model import Decoder, init_weights
+from openbook.spec.hf import from_config
+from openbook.spec.model import Norm, SpecError
+from openbook.weights.load import load_decoder
+from openbook.weights.save import WRITABLE, save_gguf, save_hf
+from openbook.weights.verify import verify
+
+CONFIG = {
+    "model_type": "llama", "vocab_size": 131, "hidden_size": 96, "intermediate_size": 160,
+    "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 8,
+    "max_position_embeddings": 64, "attention_bias": True, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def decoder() -> Decoder:
+    decoder = init_weights(Decoder(from_config(CONFIG)))
+    with torch.no_grad():
+        for parameter in decoder.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(7)) * 0.2)
+    return decoder
+
+
+def equal(a: Decoder, b: Decoder) -> bool:
+    return all(
+        torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True)
+    )
+
+
+# --- Hugging Face -------------------------------------------------------------------------------
+
+
+def test_a_folder_loads_back_bit_for_bit(decoder: Decoder, tmp_path: Path):
+    save_hf(decoder, tmp_path / "m")
+    again = load_decoder(tmp_path / "m")
+    assert again.spec == decoder.spec
+    assert equal(again, decoder)
+
+
+def test_shards_hold_what_the_index_says_and_no_more_than_asked(decoder: Decoder, tmp_path: Path):
+    save_hf(decoder, tmp_path / "m", shard_bytes=100_000)
+    index = json.loads((tmp_path / "m" / "model.safetensors.index.json").read_text())
+    shards = sorted((tmp_path / "m").glob("*.safetensors"))
+    assert shards[0].name == f"model-00001-of-{len(shards):05}.safetensors"
+    total = 0
+    for shard in shards:
+        with safe_open(shard, framework="np") as file:
+            names = list(file.keys())
+            size = sum(file.get_tensor(name).nbytes for name in names)
+        assert all(index["weight_map"][name] == shard.name for name in names)
+        assert size <= 100_000 or len(names) == 1
+        total += size
+    assert index["metadata"]["total_size"] == total == 4 * sum(p.numel() for p in decoder.parameters())
+    assert equal(load_decoder(tmp_path / "m"), decoder)
+
+
+def test_transformers_reads_shards_in_the_dtype_they_were_written_in(decoder: Decoder, tmp_path: Path):
+    save_hf(decoder, tmp_path / "m", dtype="bf16", shard_bytes=50_000)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "m", dtype="auto")
+    assert theirs.dtype == torch.bfloat16
+    ours = load_decoder(tmp_path / "m")
+    assert torch.equal(theirs.lm_head.weight, ours.head.weight)
+    assert torch.equal(ours.head.weight, decoder.head.weight.bfloat16())
+
+
+def test_a_folder_appears_complete_or_not_at_all(decoder: Decoder, tmp_path: Path):
+    with pytest.raises(FileNotFoundError):
+        save_hf(decoder, tmp_path / "m", extra_files=[tmp_path / "no-tokenizer.json"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_extra_files_are_copied(decoder: Decoder, tmp_path: Path):
+    (tmp_path / "tokenizer.json").write_text("{}")
+    save_hf(decoder, tmp_path / "m", extra_files=[tmp_path / "tokenizer.json"])
+    assert (tmp_path / "m" / "tokenizer.json").read_text() == "{}"
+
+
+def test_a_folder_with_something_in_it_is_left_alone(decoder: Decoder, tmp_path: Path):
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match="not empty"):
+        save_hf(decoder, tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_a_model_that_no_family_describes_is_refused(tmp_path: Path):
+    spec = from_config(CONFIG)
+    odd = [block.__class__(**{**vars(block), "end_norm": Norm("rms")}) for block in spec.layers]
+    decoder = init_weights(Decoder(spec.replace(layers=tuple(odd))))
+    for save in (save_hf, save_gguf):
+        with pytest.raises(SpecError, match="end_norm"):
+            save(decoder, tmp_path / "m")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_numbers_beyond_fp16_are_not_written_as_infinity(tmp_path: Path):
+    decoder = init_weights(Decoder(from_config(CONFIG)))
+    with torch.no_grad():
+        decoder.layers[0].mlp.down.weight[1, 2] = 7e4
+    with pytest.raises(OverflowError, match=r"down_proj\.weight"):
+        save_hf(decoder, tmp_path / "m", dtype="fp16")
+    with pytest.raises(OverflowError, match=r"ffn_down\.weight"):
+        save_gguf(decoder, tmp_path / "m.gguf", dtype="F16")
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- GGUF ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", WRITABLE)
+def test_the_gguf_package_reads_the_same_numbers_as_we_do(dtype: str, decoder: Decoder, tmp_path: Path):
+    save_gguf(decoder, tmp_path / "m.gguf", dtype=dtype)
+    ours = load_decoder(tmp_path / "m.gguf", "fp32").state_dict()
+    theirs = {t.name: t for t in gguf.GGUFReader(tmp_path / "m.gguf").tensors}
+    report = verify(tmp_path / "m.gguf")
+    assert report.ok
+    assert set(theirs) == {row.name for row in report.rows}
+    for row in report.rows:
+        tensor = theirs[row.name]
+        assert tensor.tensor_type.name == (dtype if len(row.place.shape) > 1 else "F32")
+        values = gguf.dequantize(tensor.data, tensor.tensor_type).reshape(row.place.shape)
+        for name, part in row.place.load(values):
+            np.testing.assert_array_equal(part, ours[name].numpy(), err_msg=name)
+
+
+def test_rows_of_q_and_k_are_reordered_as_llama_cpp_does_it(decoder: Decoder, tmp_path: Path):
+    """The rule of llama.cpp's converter, LlamaModel.permute, on its own words."""
+
+    def permute(weights: np.ndarray, n_head: int) -> np.ndarray:
+        return (
+            weights.reshape(n_head, 2, weights.shape[0] // n_head // 2, *weights.shape[1:])
+            .swapaxes(1, 2)
+            .reshape(weights.shape)
+        )
+
+    save_gguf(decoder, tmp_path / "m.gguf", dtype="F32")
+    stored = {t.name: t.data for t in gguf.GGUFReader(tmp_path / "m.gguf").tensors}
+    attn = decoder.layers[1].attn
+    for name, module, heads in (("attn_q", attn.q, 8), ("attn_k", attn.k, 2)):
+        for suffix in ("weight", "bias"):
+            expected = permute(getattr(module, suffix).detach().numpy(), heads)
+            np.testing.assert_array_equal(stored[f"blk.1.{name}.{suffix}"], expected)
+
+
+def test_a_row_that_is_no_whole_number_of_blocks_stays_fp32(tmp_path: Path):
+    decoder = init_weights(Decoder(from_config({**CONFIG, "intermediate_size": 80})))
+    save_gguf(decoder, tmp_path / "m.gguf", dtype="Q4_0")
+    types = {t.name: t.tensor_type.name for t in gguf.GGUFReader(tmp_path / "m.gguf").tensors}
+    assert types["blk.0.ffn_down.weight"] == "F32"
+    assert types["blk.0.ffn_up.weight"] == "Q4_0"
+    assert verify(tmp_path / "m.gguf").ok
+
+
+def test_metadata_of_the_caller_is_kept(decoder: Decoder, tmp_path: Path):
+    tokens = [f"<{i}>" for i in range(131)]
+    save_gguf(decoder, tmp_path / "m.gguf", metadata={"tokenizer.ggml.tokens": tokens})
+    field = gguf.GGUFReader(tmp_path / "m.gguf").fields["tokenizer.ggml.tokens"]
+    assert field.contents() == tokens
+
+
+def test_an_unknown_type_is_refused_before_a_file_is_made(decoder: Decoder, tmp_path: Path):
+    with pytest.raises(ValueError, match="Q8_0"):
+        save_gguf(decoder, tmp_path / "m.gguf", dtype="Q3_K")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_llama3_scaling_travels_as_rope_freqs(tmp_path: Path):
+    rope = {
+        "rope_type": "llama3", "rope_theta": 500_000.0, "factor": 8.0, "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
+    }  # fmt: skip
+    config = {**CONFIG, "head_dim": 128, "max_position_embeddings": 131_072, "rope_parameters": rope}
+    decoder = init_weights(Decoder(from_config(config)))
+    save_gguf(decoder, tmp_path / "m.gguf")
+    stored = {t.name: t.data for t in gguf.GGUFReader(tmp_path / "m.gguf").tensors}["rope_freqs.weight"]
+    assert stored.shape == (64,)
+    assert stored[:29].tolist() == [1.0] * 29
+    assert stored[35:].tolist() == [8.0] * 29
+    np.testing.assert_allclose(stored[[29, 34]], [1.207484, 5.257327], rtol=1e-6)
+    again = load_decoder(tmp_path / "m.gguf")
+    assert again.spec.layers == decoder.spec.layers
