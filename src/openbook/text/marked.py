@@ -42,7 +42,8 @@ class Marked(str):
     def __mul__(self, count: SupportsIndex) -> Marked:
         return Marked(self.parts * count.__index__())
 
-    __rmul__ = __mul__
+    def __rmul__(self, count: SupportsIndex) -> Marked:
+        return self * count
 
     def join(self, iterable: Iterable[str], /) -> Marked:
         parts: list[tuple[str, bool]] = []

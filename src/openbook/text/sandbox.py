@@ -31,6 +31,7 @@ from jinja2.filters import FILTERS, make_attrgetter
 from jinja2.parser import Parser
 from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 from openbook.text.marked import Marked, content, template_text
@@ -108,9 +109,7 @@ _METHODS: tuple[tuple[type, frozenset[str]], ...] = (
 
 _SHALLOW_FILTERS = "count d default first items last length map reject rejectattr select selectattr list"
 """Jinja's own filters that do not look into the items they are given."""
-_DEEP_FILTERS = (
-    "abs capitalize dictsort float int lower max min reverse round sort title unique upper wordcount"
-)
+_DEEP_FILTERS = "abs capitalize dictsort float int lower max min reverse round sort title unique upper"
 """Those that do. `Sandbox` adds indent, join, replace, safe, string, tojson and trim."""
 _CONSUMING_FILTERS = frozenset(
     ("list", "map", "max", "min", "reject", "rejectattr", "select", "selectattr", "sort", "unique")
@@ -148,6 +147,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         }
         self.tests = {name: self._metered_test(test) for name, test in self.tests.items()}
         del self.globals["lipsum"]
+        self.globals["namespace"] = _Namespace
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = _strftime_now
         self.concat = self._concat  # what macros and {% set %} blocks join their pieces with
@@ -371,6 +371,13 @@ def _check_numbers(operator: str, left: int, right: int) -> None:
         raise LimitError(f"a number has more than {MAX_INT_BITS} bits")
 
 
+class _Namespace(Namespace):
+    """Written out it would show its values, namespaces among them, as often as they are held."""
+
+    def __repr__(self) -> str:
+        return "<namespace>"
+
+
 def _raise_exception(message: str) -> None:
     raise TemplateRuntimeError(str(message))
 
@@ -423,7 +430,7 @@ class _Metering(NodeTransformer):
     visit_Include = visit_Import = visit_FromImport = visit_Extends = _refuse
 
 
-def _sandbox_call(name: str, *arguments: nodes.Expr) -> nodes.Call:
+def _sandbox_call(name: str, *arguments: Any) -> nodes.Call:
     lineno = arguments[0].lineno if arguments else 1
     function = nodes.EnvironmentAttribute(name, lineno=lineno)
     return nodes.Call(function, list(arguments), [], None, None, lineno=lineno)
