@@ -8,15 +8,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 import torch
 import transformers
 from torch import Tensor
+from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from openbook.infer.cache import Cache
 from openbook.model import Decoder
+from openbook.sources import resolve
 from openbook.weights.load import load_decoder
 from openbook.weights.save import save_gguf, save_hf
+from openbook.weights.tensors import open_tensors
+from openbook.weights.verify import check
 
 TOLERANCE = 1e-5
 LENGTH = 45
@@ -232,3 +237,55 @@ def test_left_padded_rows_in_a_cache_equal_their_own_runs(pair: Pair):
 
 def test_the_last_logits_alone_are_the_last_logits(pair: Pair):
     assert_close(our_logits(pair.ours, pair.ids, last_only=True), our_logits(pair.ours, pair.ids)[:, -1:])
+
+
+# --- a real model -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def real(smollm2: Path) -> Decoder:
+    return load_decoder(smollm2, "fp32")
+
+
+@pytest.mark.model
+def test_every_tensor_of_smollm2_is_the_gguf_packages_bit_for_bit(smollm2: Path, real: Decoder):
+    reader = gguf.GGUFReader(smollm2)
+    ours = real.state_dict()
+    source = resolve(smollm2)
+    rows = {row.name: row for row in check(source, open_tensors(source))}
+    assert len(reader.tensors) == 272
+    for tensor in reader.tensors:
+        place = rows[tensor.name].place
+        values = gguf.dequantize(tensor.data, tensor.tensor_type).reshape(place.shape)
+        for name, part in place.load(values):
+            assert torch.equal(ours[name], torch.from_numpy(part.copy())), name
+
+
+@pytest.fixture(scope="module")
+def their_real(smollm2: Path) -> transformers.PreTrainedModel:
+    """The same file through transformers' own reader of GGUF: its names, its order of q's and k's rows.
+
+    (`from_pretrained` does no more with a GGUF file, but asks for another package first.)
+    """
+    config = transformers.LlamaConfig(**load_gguf_checkpoint(smollm2)["config"], attn_implementation="eager")
+    model = transformers.LlamaForCausalLM(config)
+    tensors = load_gguf_checkpoint(smollm2, return_tensors=True, model_to_load=model)["tensors"]
+    missing, unexpected = model.load_state_dict(tensors, strict=False)
+    assert (missing, unexpected) == (["lm_head.weight"], [])
+    model.tie_weights()
+    return model.float().eval()
+
+
+@pytest.mark.model
+def test_smollm2_says_the_same_64_tokens_as_transformers(real: Decoder, their_real):
+    assert their_real.num_parameters() == sum(p.numel() for p in real.parameters()) == 134_515_008
+    ids = torch.tensor([[1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198]])
+    torch.testing.assert_close(our_logits(real, ids), their_logits(their_real, ids), rtol=0, atol=1e-3)
+    greedy = {"max_new_tokens": 64, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    expected = their_real.generate(ids, attention_mask=torch.ones_like(ids), **greedy)
+    cache = Cache(real.spec, 1, ids.shape[1] + 64)
+    found, step = ids, ids
+    for _ in range(64):
+        step = our_logits(real, step, cache=cache, last_only=True)[:, -1].argmax(-1, keepdim=True)
+        found = torch.cat((found, step), dim=1)
+    assert found.tolist() == expected.tolist()
