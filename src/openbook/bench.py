@@ -9,19 +9,24 @@ Engines are measured in turns, A B A B, because a laptop or a shared server drif
 
 from __future__ import annotations
 
+import inspect
 import statistics
+import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
-from openbook.infer.cache import Cache
+from openbook.infer.generate import cache_for
 from openbook.ledger import Ledger, Workload
-from openbook.model import Decoder
+from openbook.lm import LanguageModel
+from openbook.model import Decoder, ExplicitCore
 
 # --- the machine --------------------------------------------------------------------------------
 
@@ -80,37 +85,43 @@ class Engine(Protocol):
 
 
 class Openbook:
-    """Our decoder with our cache."""
+    """A loaded model with our own cache, through whatever generates for it."""
 
-    def __init__(self, decoder: Decoder, name: str = "openbook") -> None:
-        self.name = name
-        self.vocab_size = decoder.spec.vocab_size
-        self._decoder = decoder
+    name = "openbook"
+
+    def __init__(self, lm: LanguageModel) -> None:
+        self.vocab_size = lm.spec.vocab_size
+        self._lm = lm
 
     def start(self, capacity: int) -> None:
-        weight = self._decoder.embed.weight
-        self._cache = Cache(self._decoder.spec, 1, capacity, weight.dtype, weight.device)
+        self._cache = cache_for(self._lm.decoder, 1, capacity)
 
     def step(self, ids: Tensor) -> Tensor:
-        return self._decoder(ids, cache=self._cache, last_only=True)[:, -1]
+        return self._lm.engine(ids, cache=self._cache, last_only=True)[:, -1]
 
 
 class HuggingFace:
     """transformers on the same weights, with its own default cache and attention."""
 
-    def __init__(self, folder: Path, dtype: torch.dtype, name: str = "transformers") -> None:
-        from transformers import AutoModelForCausalLM
+    name = "transformers"
 
-        self.name = name
+    def __init__(self, folder: Path, dtype: torch.dtype) -> None:
+        from transformers import AutoModelForCausalLM
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()
         self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
         self.vocab_size = self._model.config.vocab_size
+        # Renamed in 5.2x; the old name still works there, with a warning for each call.
+        known = inspect.signature(self._model.forward).parameters
+        self._keyword = "cache" if "cache" in known else "past_key_values"
 
     def start(self, capacity: int) -> None:
         self._cache = None
 
     def step(self, ids: Tensor) -> Tensor:
-        out = self._model(input_ids=ids, past_key_values=self._cache, use_cache=True, logits_to_keep=1)
-        self._cache = out.past_key_values
+        out = self._model(input_ids=ids, use_cache=True, logits_to_keep=1, **{self._keyword: self._cache})
+        self._cache = getattr(out, self._keyword)
         return out.logits[:, -1]
 
 
@@ -142,13 +153,69 @@ class Test:
         return time.perf_counter() - start
 
 
-@dataclass
-class Speed:
-    """Tokens a second of one engine in one test, one sample a repetition."""
+def measure(
+    engines: Sequence[Engine],
+    tests: Sequence[Test],
+    repetitions: int,
+    progress: Callable[[str], None] = lambda _: None,
+) -> dict[tuple[str, Test], list[float]]:
+    """Tokens a second by engine and test, one number a repetition, after one run to warm up.
 
+    The engines take turns within every repetition.
+    """
+    speeds: dict[tuple[str, Test], list[float]] = {(e.name, test): [] for test in tests for e in engines}
+    with torch.inference_mode():
+        for repetition in range(repetitions + 1):
+            for test in tests:
+                for engine in engines:
+                    progress(f"{test.name} with {engine.name}, {repetition} of {repetitions} done")
+                    seconds = test.run(engine)
+                    if repetition:
+                        speeds[engine.name, test].append(test.n / seconds)
+    return speeds
+
+
+# --- beside the limit, and beside transformers --------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What this machine can do: bytes read a second, and FLOPs a second of a matrix product in `dtype`."""
+
+    bytes_per_s: float
+    flops_per_s: float
+    threads: int
+
+
+def measure_machine(dtype: torch.dtype) -> Machine:
+    """Measures both limits, in about a second."""
+    return Machine(read_bandwidth(), matmul_rate(dtype), torch.get_num_threads())
+
+
+def limit(book: Ledger, test: Test, machine: Machine) -> float:
+    """Tokens a second that the machine allows for this model: the ledger's cost over the measured rate."""
+    if test.kind == "pp":
+        return test.n * machine.flops_per_s / book.totals(Workload("prefill", new=test.n)).flops
+    # The cache grows from 0 to n tokens, so half of n stands for all steps.
+    return machine.bytes_per_s / book.bytes_per_token(position=test.n // 2)
+
+
+@dataclass(frozen=True)
+class Result:
+    """One line of the table: `samples` and `limit` in tokens a second, `size` in bytes.
+
+    `ratio` is the median of our speed over theirs, repetition by repetition; None if there was no other.
+    """
+
+    dtype: str
+    size: int
+    params: int
     engine: str
     test: Test
-    samples: list[float] = field(default_factory=list)
+    samples: list[float]
+    limit: float
+    machine: Machine
+    ratio: float | None = None
 
     @property
     def median(self) -> float:
@@ -159,32 +226,84 @@ class Speed:
         """Half the distance between the slowest and the fastest repetition."""
         return (max(self.samples) - min(self.samples)) / 2
 
+    @property
+    def share(self) -> float:
+        """Of the limit."""
+        return self.median / self.limit
 
-def measure(
-    engines: Sequence[Engine],
+
+def bench(
+    lm: LanguageModel,
     tests: Sequence[Test],
     repetitions: int = 5,
+    against_hf: bool = False,
     progress: Callable[[str], None] = lambda _: None,
-) -> list[Speed]:
-    """Runs every test on every engine in turns, once to warm up and then `repetitions` times."""
-    speeds = [Speed(engine.name, test) for test in tests for engine in engines]
+) -> list[Result]:
+    """Runs the tests on a loaded model, and on transformers with the same weights if wanted."""
+    dtype = lm.decoder.embed.weight.dtype
+    book = Ledger(lm.spec, str(dtype))
+    ours = Openbook(lm)
+    with ExitStack() as stack:
+        engines: list[Engine] = [ours]
+        if against_hf:
+            progress("handing the weights to transformers")
+            engines.append(stack.enter_context(hugging_face(lm.decoder)))
+        progress("measuring this machine")
+        machine = measure_machine(dtype)
+        speeds = measure(engines, tests, repetitions, progress)
+    return [
+        Result(
+            dtype=book.dtype,
+            size=book.weight_bytes,
+            params=book.params.total,
+            engine=name,
+            test=test,
+            samples=samples,
+            limit=limit(book, test, machine),
+            machine=machine,
+            ratio=_ratio(samples, speeds[engines[-1].name, test])
+            if against_hf and name == ours.name
+            else None,
+        )
+        for (name, test), samples in speeds.items()
+    ]
+
+
+def _ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+
+
+@contextmanager
+def hugging_face(decoder: Decoder) -> Iterator[HuggingFace]:
+    """transformers with the decoder's own weights, through a folder that is removed afterwards."""
+    from openbook.weights.save import save_hf
+
+    with tempfile.TemporaryDirectory(prefix="openbook-bench-") as scratch:
+        folder = Path(scratch) / "model"
+        save_hf(decoder, folder)
+        yield HuggingFace(folder, decoder.embed.weight.dtype)
+
+
+# --- what the ledger predicts, counted ----------------------------------------------------------
+
+
+def count_flops(decoder: Decoder, position: int) -> int:
+    """FLOPs of all matrix products that one token after `position` cached ones really makes.
+
+    Counted by PyTorch as it runs them, with attention made explicit, since its fused kernel counts as 0
+    on a CPU. It is what `Ledger.flops_per_token(position)` predicts.
+    """
+    cache = cache_for(decoder, 1, position + 1)
+    cores = {name: module for name, module in decoder.named_modules() if name.endswith(".core")}
     with torch.inference_mode():
-        for repetition in range(repetitions + 1):
-            for speed, engine in zip(speeds, list(engines) * len(tests), strict=True):
-                progress(f"{speed.test.name} {engine.name} {repetition}/{repetitions}")
-                seconds = speed.test.run(engine)
-                if repetition:
-                    speed.samples.append(speed.test.n / seconds)
-    return speeds
-
-
-# --- the limit ----------------------------------------------------------------------------------
-
-
-def limit(book: Ledger, test: Test, flops_per_s: float, bytes_per_s: float) -> float:
-    """Tokens a second that the machine allows for this model: the ledger's cost over the measured rate."""
-    if test.kind == "pp":
-        flops = book.totals(Workload("prefill", new=test.n)).flops
-        return test.n * flops_per_s / flops
-    # A cache grows from 0 to n tokens, so half of n stands for all steps.
-    return bytes_per_s / book.bytes_per_token(position=test.n // 2)
+        if position:
+            decoder(torch.zeros(1, position, dtype=torch.int64), cache=cache, last_only=True)
+        try:
+            for name in cores:
+                decoder.set_submodule(name, ExplicitCore())
+            with FlopCounterMode(display=False) as counter:
+                decoder(torch.zeros(1, 1, dtype=torch.int64), cache=cache)
+        finally:
+            for name, core in cores.items():
+                decoder.set_submodule(name, core)
+    return counter.get_total_flops()

@@ -31,6 +31,7 @@ EXIT_CODES = {
     "MisfitError": FAILED,
     "NonFiniteError": FAILED,
     "CacheFullError": FAILED,
+    "ChatError": FAILED,
     "CheckFailedError": FAILED,
 }
 """Openbook's own errors by class name, the more particular first: naming them costs no import."""

@@ -61,7 +61,7 @@ TopP = Annotated[
 MinP = Annotated[
     float, typer.Option(help="Only those at least this likely beside the best.", rich_help_panel=_SAMPLING)
 ]
-RepetitionPenalty = Annotated[
+RepeatPenalty = Annotated[
     float, typer.Option("--repeat-penalty", help="Above 1 avoids repetition.", rich_help_panel=_SAMPLING)
 ]
 Seed = Annotated[

@@ -62,9 +62,8 @@ class Progress:
     _EVERY_S = 5.0
 
     def __init__(self) -> None:
-        self._stage = ""
-        self._next = 0.0
         self._bar = sys.stderr.isatty() and not quiet
+        self._next = time.monotonic() + (0 if self._bar else self._EVERY_S)
 
     def __enter__(self) -> Progress:
         return self
@@ -78,14 +77,70 @@ class Progress:
     def __call__(self, stage: str, done: int, total: int) -> None:
         """The signature that `openbook.models.Progress` asks for; done and total in bytes."""
         now = time.monotonic()
-        if now < self._next and stage == self._stage and done < total:
+        if now < self._next:
             return
         line = f"{stage} {done / 1e6:.0f} of {total / 1e6:.0f} MB"
         if self._bar:
             filled = 30 * done // max(total, 1)
             print(f"\r\x1b[K{line}  {'━' * filled}{'╌' * (30 - filled)}", end="", file=sys.stderr, flush=True)
             self._next = now + 0.1
-        elif stage != self._stage or now >= self._next:
+        else:
             note(line)
             self._next = now + self._EVERY_S
-        self._stage = stage
+
+
+class Status:
+    """What a long step is at, in words: one line that is overwritten on a terminal, nothing elsewhere."""
+
+    def __enter__(self) -> Status:
+        return self
+
+    def __call__(self, text: str) -> None:
+        if sys.stderr.isatty() and not quiet:
+            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self("")
+
+
+class Wrapped:
+    """Text that comes in pieces, broken between words at the terminal's width and indented."""
+
+    def __init__(self, stream: TextIO, indent: int) -> None:
+        self._stream = stream
+        self._indent = indent
+        self._column = indent
+        self._gap = ""
+        self._word = ""
+
+    def write(self, text: str) -> None:
+        for char in text:
+            if not char.isspace():
+                self._word += char
+                continue
+            self._end_word()
+            if char == "\n":
+                self._new_line()
+            elif self._column > self._indent:
+                self._gap = " "
+        self._stream.flush()
+
+    def close(self) -> None:
+        """Writes the last word."""
+        self._end_word()
+        self._stream.flush()
+
+    def _end_word(self) -> None:
+        if not self._word:
+            return
+        if self._column + len(self._gap + self._word) > width() and self._column > self._indent:
+            self._new_line()
+        self._stream.write(self._gap + self._word)
+        self._column += len(self._gap + self._word)
+        self._gap = self._word = ""
+
+    def _new_line(self) -> None:
+        self._stream.write("\n" + " " * self._indent)
+        self._column, self._gap = self._indent, ""

@@ -40,10 +40,8 @@ def run(
 
 
 def _print(report: Report) -> None:
-    print(
-        f"{report.path.name}: {len(report.rows)} tensors, {report.parameters:,} parameters, "
-        f"{report.bytes:,} bytes"
-    )
+    stored = sum(row.stored is not None for row in report.rows)
+    print(f"{report.path.name}: {stored} tensors, {report.parameters:,} parameters, {report.bytes:,} bytes")
     for row in report.misfits:
         print(f"  {row.status:<10}  {row}")
     for row in report.nonfinite:
