@@ -5,7 +5,7 @@ Bytes, exactly, in Python integers. GB means 10⁹ bytes and GiB 2³⁰.
 Activations kept for the backward pass are what PyTorch's autograd saves for the eager model, by step:
 
     a matrix             its input (the weight is not an activation)
-    LayerNorm            its input, and mean and deviation of each row
+    LayerNorm            its input, and mean and deviation of each row (in fp32 if it has an offset)
     RMSNorm              in fp32: its input, one number a row, and the quotient if a weight multiplies it
     a rotation           nothing of the size of an activation: the angles are given
     attention, fused     q, k, v, its result, and one fp32 number for each row of scores
@@ -15,8 +15,8 @@ Activations kept for the backward pass are what PyTorch's autograd saves for the
     a gate's product     both factors
     an addition          nothing
 
-A tensor that two steps want is kept once. Masks, angles and token ids, which all layers share, are left
-out, and so is whatever an allocator rounds up.
+A tensor that two steps want is kept once. What does not grow with the batch (masks, angles) is left out,
+and so are token ids and whatever an allocator rounds up.
 """
 
 from __future__ import annotations

@@ -7,10 +7,10 @@ products for every one of the forward pass); nothing is recomputed.
 Attention is the one place where honest authors differ, so its convention has a name:
 
     causal   the pairs (query, key) that the mask lets through, the query's own key included:
-             T·P + T·(T + 1)/2 for T new tokens after P cached ones. What the mathematics needs.
-    half     the same with a query's own key counted as half: T·P + T²/2. With P = 0 exactly half the
-             square, as papers and benchmarks state "causal" FLOPs.
-    full     the whole rectangle, T·S with S = P + T. What a kernel that skips nothing executes.
+             T·(S - T) + T·(T + 1)/2 for T new tokens of S in all. What the mathematics needs.
+    half     the same with a query's own key counted as half: T·(S - T) + T²/2. For a whole sequence it
+             is exactly half of the square, as papers and benchmarks state "causal" FLOPs.
+    full     the whole rectangle, T·S. What a kernel that skips nothing executes.
 
 A window W is honoured in all three: no query is charged more than W keys (full: T·min(S, W)).
 """
@@ -208,13 +208,19 @@ def _norm(name: str, norm: Norm | None, shape: str, *, keeps_input: bool = True)
         return
     rows = shape.rpartition(" ")[0]
     read = (shape,) if keeps_input else ()
-    if norm.kind == "layer":
-        yield _Step(name, (shape,), shape, keeps=(*read, rows, rows))
+    # LayerNorm: mean and deviation of each row. RMSNorm, written out: the root mean square of each row, and
+    # the quotient if a weight multiplies it.
+    rest = (rows, rows) if norm.kind == "layer" else (rows, shape) if norm.weight else (rows,)
+    kept = (*read, *rest)
+    if _in_fp32(norm):
+        yield _Step(name, (shape,), shape, keeps_fp32=kept)
     else:
-        # Written out in fp32: the input, its root mean square, and the quotient if a weight follows.
-        quotient = (shape,) if norm.weight else ()
-        gain = (shape.rpartition(" ")[2],) if norm.weight and norm.offset else ()  # offset + weight
-        yield _Step(name, (shape,), shape, keeps_fp32=(*read, rows, *quotient, *gain))
+        yield _Step(name, (shape,), shape, keeps=kept)
+
+
+def _in_fp32(norm: Norm) -> bool:
+    """Whether a norm casts its input to fp32, instead of a kernel doing so inside."""
+    return norm.kind == "rms" or (norm.weight and norm.offset != 0)
 
 
 def _attention_work(attention: Convention, window: int | None) -> str:
@@ -252,9 +258,9 @@ def _attention_steps(block: Block, w: Workload) -> Iterator[_Step]:
     yield _Step("attn.probs", (scores,), scores, keeps_fp32=kept_fp32["probs"])
     yield _Step("attn.mix", (scores, cached), heads, work, kept["mix"], kv=True)
     # The fused result lies as q does: token by token if q is the projection as it is. If q is rotated,
-    # normed or folded into groups, it lies head by head, and `o` reads a copy.
+    # normed or folded into groups, it lies head by head, and `o` reads a copy (one head has no order).
     as_projected = attn.rope is None and attn.q_norm is None and attn.n_kv_heads in (1, attn.n_heads)
-    merged_is_result = fused and as_projected
+    merged_is_result = fused and (as_projected or attn.n_heads == 1)
     yield _linear("attn.o", "D", "H·K", keeps_input=not merged_is_result)
 
 
@@ -283,8 +289,8 @@ def _mlp_steps(block: Block, keeps_input: bool) -> Iterator[_Step]:
 
 
 def _keeps_input_itself(norm: Norm | None, dtype: str) -> bool:
-    """False for an RMSNorm that has to copy its input into fp32. A matrix (no norm) keeps what it reads."""
-    return norm is None or norm.kind == "layer" or dtype == "fp32"
+    """False for a norm that has to copy its input into fp32. A matrix (no norm) keeps what it reads."""
+    return norm is None or not _in_fp32(norm) or dtype == "fp32"
 
 
 def _block_steps(block: Block, w: Workload, dtype: str) -> Iterator[_Step]:

@@ -233,12 +233,12 @@ def tensor_table(book: Ledger, by: By = "kind") -> Table:
         Column("tensor"), Column("letters", detail=True), Column("shape", "shape"), Column("formula"),
         Column("count", "count"), Column("times", "count", detail=True), Column("all layers", "count"),
         Column("bytes", "bytes"), Column("dtype", detail=True), Column("kind", detail=True),
-        Column("tied to", detail=not book.spec.head.tied),
+        Column("tied to", detail=True),
     )  # fmt: skip
     total = ("total", "", "", "", "", "", book.params.total, book.weight_bytes, "", "", "")
     notes = ["Shapes are PyTorch's (out, in)."]
     if book.spec.head.tied:
-        notes.append("A tied row shares the storage of another and adds nothing.")
+        notes.append("The head is tied: head.weight is embed.weight itself, and adds nothing.")
     return Table(title, columns, rows, tuple(notes), total)
 
 
@@ -271,12 +271,16 @@ def op_table(book: Ledger, workload: Workload, by: By = "kind") -> Table:
         f"FLOPs: {'; '.join(workload.conventions())}.",
         f"Bytes: weights in {book.dtype}, activations and cache in {workload.activation_dtype(book.dtype)}.",
     )
-    train = workload.mode == "train"
+    # One column of bytes beside the weights': what matters most in this mode.
+    column = {"train": "kept", "prefill": "output", "decode": "KV read"}[workload.mode]
     measures = (
-        Column("FLOPs", "count"), Column("weights", "bytes"), Column("output", "bytes"),
-        Column("kept", "bytes", detail=not train), Column("KV read", "bytes", detail=train),
-        Column("KV written", "bytes", detail=True),
-    )  # fmt: skip
+        Column("FLOPs", "count"),
+        Column("weights", "bytes"),
+        *(
+            Column(name, "bytes", detail=name != column)
+            for name in ("output", "kept", "KV read", "KV written")
+        ),
+    )
     if by == "layer":
         rows = tuple((name, *values) for name, values in by_layer(sections, n_layers, OP_MEASURES))
         return Table(title, (Column("layer"), *measures), rows, notes, ("total", *sums))

@@ -289,13 +289,13 @@ class Params:
 
 DEFINITIONS = {
     "total": "every parameter; a storage with two names counts once",
-    "embedding": "token table, learned positions, head (weight unless tied, bias)",
+    "embedding": "token table, positions, head (its weight unless tied)",
     "non_embedding": "total less embedding: the layers and the final norm",
     "without_positions": "total less the learned positions",
     "block_matrices": "the layers' matrices: no tables, head, biases, norms",
     "weights_only": "total less biases and norms",
     "active": "what one token's pass may use, both embeddings in",
-    "active_excl_input_embedding": "active less the token table (not if tied: the head uses it)",
+    "active_excl_input_embedding": "active less the token table, unless the head shares it",
     "state_dict": "values in a file that stores a tied head a second time",
 }
 

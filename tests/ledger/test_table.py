@@ -1,0 +1,228 @@
+"""The printed ledger: grouping, exact numbers in every format, and the count by hand."""
+
+import csv
+import io
+import json
+
+import pytest
+
+from openbook.ledger import LedgerError, Workload, ledger
+from openbook.ledger.table import (
+    WIDTH,
+    human_bytes,
+    layer_label,
+    memory_table,
+    op_table,
+    params_table,
+    summary_table,
+    tensor_table,
+    to_json,
+)
+from openbook.spec.model import from_dict
+from openbook.spec.presets import PRESETS, preset
+
+
+def read_csv(table):
+    return list(csv.DictReader(io.StringIO(table.csv())))
+
+
+def every_table(book, workload):
+    return [
+        summary_table(book),
+        params_table(book),
+        tensor_table(book),
+        op_table(book, workload),
+        memory_table(book, workload),
+    ]
+
+
+# --- grouping ---
+
+
+def test_equal_layers_fold_into_one_row():
+    text = tensor_table(ledger(preset("qwen3-0.6b"))).text()
+    assert "layers.0-27.attn.q.weight ×28" in text
+    assert "layers.0.attn.q.weight" not in text
+
+
+@pytest.mark.parametrize(
+    ("layers", "label"),
+    [((0, 1, 2), "0-2"), ((5,), "5"), ((0, 2, 3), "0,2-3"), (tuple(range(0, 26, 2)), "0,2,...,24")],
+)
+def test_layers_have_short_labels(layers, label):
+    assert layer_label(layers) == label
+
+
+@pytest.mark.parametrize("by", ["kind", "tensor", "layer"])
+@pytest.mark.parametrize("name", ["gpt2", "qwen3-0.6b", "triple-norm-512"])
+def test_every_grouping_of_the_weights_adds_up_to_the_total(name, by):
+    book = ledger(preset(name))
+    column = "count" if by == "layer" else "all layers"
+    rows = read_csv(tensor_table(book, by))
+    assert sum(int(row[column]) for row in rows) == book.params.total
+    assert sum(int(row["bytes"]) for row in rows) == book.weight_bytes
+
+
+@pytest.mark.parametrize("by", ["kind", "step", "layer"])
+def test_every_grouping_of_the_steps_adds_up_to_the_total(by):
+    book, w = ledger(preset("gpt2")), Workload("prefill", batch=2, new=16)
+    rows = read_csv(op_table(book, w, by))
+    assert sum(int(row["FLOPs"]) for row in rows) == book.totals(w).flops
+    assert sum(int(row["KV written"]) for row in rows) == book.totals(w).kv_written
+
+
+def test_an_unknown_grouping_is_refused():
+    with pytest.raises(LedgerError, match="unknown grouping 'size': use kind"):
+        tensor_table(ledger(preset("gpt2")), "size")  # pyright: ignore[reportArgumentType]
+
+
+# --- formats ---
+
+
+@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("mode", ["train", "decode"])
+def test_text_fits_a_terminal(name, mode):
+    workload = Workload(mode, new=2048) if mode == "train" else Workload(mode, past=2047)
+    for table in every_table(ledger(preset(name)), workload):
+        # The FLOPs of a 100-billion-parameter model are written out all the same.
+        room = WIDTH + 6 if table.title.startswith("Steps") else WIDTH
+        assert [line for line in table.text().splitlines() if len(line) > room] == []
+
+
+def test_text_aligns_numbers_and_separates_thousands():
+    lines = tensor_table(ledger(preset("gpt2"))).text().splitlines()
+    embed = next(line for line in lines if line.startswith("embed.weight"))
+    total = next(line for line in lines if line.startswith("total"))
+    assert embed.split() == ["embed.weight", "50257×768", "V·D", "38,597,376", "38,597,376", "77.19", "MB"]
+    assert embed.index(" MB") == total.index(" MB")
+
+
+def test_markdown_is_a_table_with_exact_bytes():
+    lines = tensor_table(ledger(preset("gpt2"))).markdown().splitlines()
+    rows = [line for line in lines if line.startswith("|")]
+    assert len({row.count("|") for row in rows}) == 1
+    assert "77,194,752" in rows[2]
+    assert "| 50257 × 768 |" in rows[2]
+    assert "**124,439,808**" in rows[-1]
+
+
+def test_csv_holds_plain_numbers():
+    first = read_csv(op_table(ledger(preset("gpt2")), Workload("prefill", new=8)))[3]
+    assert first["step"] == "layers.0-11.attn.q ×12"
+    assert first["letters"] == "B T D → B T H·K"
+    assert first["output shape"] == "1x8x768"
+    assert (first["formula"], first["numbers"]) == ("2·B·T·H·K·D", "2·1·8·12·64·768")
+    assert int(first["FLOPs"]) == 12 * 2 * 8 * 768 * 768
+
+
+def test_totals_stand_beside_their_conventions():
+    text = op_table(ledger(preset("gpt2")), Workload("train", new=8, attention="half")).text()
+    for words in ("a multiply-add is 2 FLOPs", "train = 3 × forward", "attention half"):
+        assert words in " ".join(text.split())
+    memory = memory_table(ledger(preset("gpt2")), Workload("train", new=8)).text()
+    assert "16 bytes per parameter" in memory
+    assert "GiB (2³⁰ bytes)" in memory
+
+
+def test_parameter_counts_stand_beside_their_definitions():
+    book = ledger(preset("gpt2"))
+    for row in read_csv(params_table(book)):
+        assert int(row["count"]) == getattr(book.params, row["parameters"])
+        assert row["what is counted"] == book.params.definitions[row["parameters"]]
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [
+        (0, "0 B"), (999, "999 B"), (1000, "1.00 kB"), (16_060_522_496, "16.06 GB"), (999_999, "1.00 MB"),
+        (10**30, "1,000,000,000,000.00 EB"),
+    ],
+)  # fmt: skip
+def test_bytes_are_in_decimal_units(count, words):
+    assert human_bytes(count) == words
+
+
+# --- the count by hand ---
+
+
+def by_hand(name):
+    return {row[0]: row[1:] for row in summary_table(ledger(preset(name))).rows}
+
+
+def test_worked_example_a_by_hand():
+    assert by_hand("postln-1300") == {
+        "token embedding": ("V·D", 15_974_400),
+        "sinusoidal positions": ("0", 0),
+        "q, k, v, one layer": ("3·D²", 452_984_832),
+        "attention, one layer": ("4·D²", 603_979_776),
+        "norms, one layer": ("4·D", 49_152),
+        "feed-forward, one layer": ("8·D²", 1_207_959_552),
+        "one layer": ("12·D² + 4·D", 1_811_988_480),
+        "96 layers": ("", 173_950_894_080),
+        "output head": ("V·D + V", 15_975_700),
+        "total": ("", 173_982_844_180),
+    }
+    learned = by_hand("postln-1300-learned")
+    assert learned["learned positions"] == ("P·D", 25_165_824)
+    assert learned["total"] == ("", 174_008_010_004)
+
+
+def test_worked_example_b_by_hand():
+    rows = by_hand("gpt2-block")
+    assert rows["q, k, v, one layer"] == ("3·D² + 3·D", 1_771_776)
+    assert rows["attention, one layer"] == ("4·D² + 4·D", 2_362_368)
+    assert rows["feed-forward, one layer"] == ("8·D² + 5·D", 4_722_432)
+    assert rows["norms, one layer"] == ("4·D", 3_072)
+    assert rows["one layer"] == ("12·D² + 13·D", 7_087_872)
+
+
+def test_worked_example_c_by_hand():
+    rows = by_hand("triple-norm-512")
+    assert rows["norms, one layer"] == ("6·D", 3_072)
+    assert rows["one layer"] == ("12·D² + 15·D", 3_153_408)
+    assert rows["6 layers"] == ("", 18_920_448)
+    assert rows["output head"] == ("V·D + V", 5_130_000)
+    assert rows["total"] == ("", 29_170_448)
+
+
+def test_a_gated_mlp_is_three_matrices():
+    assert by_hand("llama-3-8b")["feed-forward, one layer"] == ("3·F·D", 3 * 14_336 * 4096)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_parts_by_hand_add_up(name):
+    rows = by_hand(name)
+    layer = sum(rows[f"{part}, one layer"][1] for part in ("attention", "norms", "feed-forward"))
+    assert layer == rows["one layer"][1]
+    outside = ("token embedding", "learned positions", "final norm", "output head")
+    total = sum(rows[part][1] for part in outside if part in rows)
+    assert total + layer * preset(name).n_layers == rows["total"][1] == ledger(preset(name)).params.total
+
+
+# --- JSON ---
+
+
+def test_json_is_one_object_with_its_schema():
+    book, w = ledger(preset("qwen3-0.6b")), Workload("decode", past=100)
+    data = json.loads(json.dumps(to_json(book, w)))
+    assert data["schema"] == "openbook.ledger/1"
+    assert data["params"]["total"] == 596_049_920
+    assert set(data["definitions"]) == set(data["params"])
+    assert sum(row["times"] * row["count"] for row in data["tensors"] if not row["tie"]) == 596_049_920
+    assert sum(row["times"] * row["flops"] for row in data["ops"]) == data["totals"]["flops"]
+    assert data["memory"]["total"] == sum(row["bytes"] for row in data["memory"]["rows"])
+    assert data["workload"]["dtype"] == "bf16"
+    assert from_dict(data["spec"]) == book.spec
+
+
+def test_json_by_tensor_names_every_weight():
+    book = ledger(preset("gpt2"))
+    names = [row["name"] for row in to_json(book, by="tensor")["tensors"]]
+    assert names == [row.name for row in book.tensors]
+
+
+def test_json_by_layer_adds_up():
+    data = to_json(ledger(preset("gpt2")), Workload("prefill", new=4), by="layer")
+    assert sum(row["count"] for row in data["tensors"]) == 124_439_808
+    assert sum(row["flops"] for row in data["ops"]) == data["totals"]["flops"]
+    assert [row["name"] for row in data["tensors"]][:3] == ["embed", "positions", "layers.0"]
