@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from openbook.spec.model import Attention, Block, Head, Learned, Mlp, ModelSpec, Norm, SpecError
+from openbook.spec.model import Attention, Block, Head, Learned, Mlp, ModelSpec, Norm
+from openbook.spec.reader import UnsupportedError
 from openbook.weights.dialects import GGUF, HF, Identity, Place, RowsPermuted, Transposed, places
 
 ALL = [
@@ -121,15 +122,15 @@ def test_a_mask_buffer_is_ignored_and_a_bias_is_not():
 
 
 def test_a_parameter_without_a_name_is_refused():
-    with pytest.raises(SpecError, match=r"llama .*layers\.0\.attn_out_norm\.weight"):
+    with pytest.raises(UnsupportedError, match=r"llama .*layers\.0\.attn_out_norm\.weight"):
         places(spec_of(), {"layers.0.attn_out_norm.weight": (48,)}, HF["llama"])
-    with pytest.raises(SpecError, match="positions"):
+    with pytest.raises(UnsupportedError, match="positions"):
         places(spec_of().replace(positions=Learned(64)), {"positions.weight": (64, 48)}, GGUF["qwen3"])
 
 
 def test_a_fused_tensor_with_a_part_missing_is_refused():
     shapes = {"layers.0.attn.q.bias": (48,), "layers.0.attn.v.bias": (48,)}
-    with pytest.raises(SpecError, match=r"layers\.0\.attn\.k\.bias"):
+    with pytest.raises(UnsupportedError, match=r"layers\.0\.attn\.k\.bias"):
         places(spec_of(6, 6), shapes, HF["gpt2"])
 
 

@@ -87,6 +87,11 @@ def test_extra_files_are_copied(decoder: Decoder, tmp_path: Path):
     assert (tmp_path / "m" / "tokenizer.json").read_text() == "{}"
 
 
+def test_keys_of_the_caller_are_added_to_the_config(decoder: Decoder, tmp_path: Path):
+    save_hf(decoder, tmp_path / "m", config={"eos_token_id": 2})
+    assert transformers.AutoConfig.from_pretrained(tmp_path / "m").eos_token_id == 2
+
+
 def test_a_folder_with_something_in_it_is_left_alone(decoder: Decoder, tmp_path: Path):
     (tmp_path / "mine.txt").write_text("mine")
     with pytest.raises(FileExistsError, match="not empty"):

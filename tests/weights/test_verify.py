@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from openbook.model import Decoder, init_weights
 from openbook.spec.hf import from_config
@@ -72,3 +73,13 @@ def test_comparing_a_file_with_the_ledger_imports_no_torch(optimised, decoder: D
         [sys.executable, *optimised, "-c", code], capture_output=True, text=True, check=True
     )
     assert done.stdout.split() == ["True", "False"]
+
+
+def test_a_tensor_without_elements_is_looked_at_too(decoder: Decoder, tmp_path: Path):
+    save_hf(decoder, tmp_path / "m")
+    file = tmp_path / "m" / "model.safetensors"
+    save_file({**load_file(file), "empty": torch.ones(0, 3)}, file)
+    report = verify(tmp_path / "m", values=True)
+    assert [(row.name, row.status, row.values.count) for row in report.misfits] == [
+        ("empty", "unexpected", 0)
+    ]

@@ -18,7 +18,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from openbook.spec.model import Block, ModelSpec, SpecError
+from openbook.spec.model import Block, ModelSpec
+from openbook.spec.reader import UnsupportedError
 
 Shape = tuple[int, ...]
 
@@ -270,7 +271,7 @@ class Place:
 def places(spec: ModelSpec, shapes: Mapping[str, Shape], dialect: Dialect) -> list[Place]:
     """Where every parameter of the model lies in a file of this dialect, in the order of `shapes`.
 
-    `shapes` are the ledger's rows, name → shape. Raises `SpecError` for a parameter that the dialect
+    `shapes` are the ledger's rows, name → shape. Raises `UnsupportedError` for a parameter that the dialect
     has no name for: such a model cannot be kept in such a file.
     """
     row_of = {module: row for row in dialect.rows for module in row.modules}
@@ -283,13 +284,13 @@ def places(spec: ModelSpec, shapes: Mapping[str, Shape], dialect: Dialect) -> li
         pattern, layer = _generic(module)
         row = row_of.get(pattern)
         if row is None:
-            raise SpecError(
+            raise UnsupportedError(
                 f"the {dialect.name} format has no tensor for {name}, so it cannot hold this model"
             )
         names = tuple(f"{m.replace('{n}', str(layer))}.{suffix}" for m in row.modules)
         absent = [n for n in names if n not in shapes]
         if absent:
-            raise SpecError(
+            raise UnsupportedError(
                 f"the {dialect.name} format keeps {', '.join(names)} in one tensor, but this model has no "
                 f"{', '.join(absent)}"
             )

@@ -188,9 +188,10 @@ def _read(
     """The parameters that one stored tensor holds, and what is wrong with their values."""
     place, stored = found
     values = tensors.read(stored.name, decoded=dtype)
-    parts = {name: part.to(device, dtype).contiguous() for name, part in place.load(values)}
+    parts = {name: part.to(device, dtype) for name, part in place.load(values)}
     if len(parts) > 1:  # slices of one storage look like tied weights to whoever saves them
-        parts = {name: part.clone() for name, part in parts.items()}
+        parts = {name: part.clone(memory_format=torch.contiguous_format) for name, part in parts.items()}
+    parts = {name: part.contiguous() for name, part in parts.items()}
     if (allow_nonfinite and dtype != torch.float16) or all(map(is_finite, parts.values())):
         return parts, None
     if is_finite(tensors.read(stored.name)):

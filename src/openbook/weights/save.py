@@ -35,29 +35,32 @@ def save_hf(
     folder: str | Path,
     dtype: torch.dtype | str | None = None,
     shard_bytes: int = 5_000_000_000,
+    config: Mapping[str, Any] | None = None,
     extra_files: Iterable[str | Path] = (),
 ) -> None:
     """Writes config.json and model.safetensors (or shards and an index), as transformers loads them.
 
-    `dtype` None keeps the model's own. `extra_files`, such as a tokenizer's, are copied beside them.
-    Raises `SpecError` for a model that no Hugging Face family describes, `FileExistsError` for a
+    `dtype` None keeps the model's own. `config` adds keys to those that the spec gives, such as token
+    ids; `extra_files`, such as a tokenizer's, are copied beside them.
+
+    Raises `UnsupportedError` for a model that no Hugging Face family describes, `FileExistsError` for a
     folder that already holds something, `OverflowError` for a number beyond the range of `dtype`.
     """
     folder = Path(folder)
     if folder.exists() and any(folder.iterdir()):
         raise FileExistsError(f"{folder} is not empty: choose another folder, or remove it first")
-    config = to_config(decoder.spec)
+    about = to_config(decoder.spec)
     dtype = torch_dtype(dtype) if dtype is not None else decoder.embed.weight.dtype
-    config["torch_dtype"] = str(dtype).removeprefix("torch.")
+    about["torch_dtype"] = str(dtype).removeprefix("torch.")
 
     folder.parent.mkdir(parents=True, exist_ok=True)
     part = folder.with_name(f"{folder.name}.{secrets.token_hex(4)}.part")
     part.mkdir()
     try:
-        _write_shards(decoder, HF[config["model_type"]], dtype, shard_bytes, part)
+        _write_shards(decoder, HF[about["model_type"]], dtype, shard_bytes, part)
         for file in extra_files:
             shutil.copy(file, part)
-        _write_json(part / "config.json", config)
+        _write_json(part / "config.json", {**about, **(config or {})})
         part.rename(folder)
     finally:
         shutil.rmtree(part, ignore_errors=True)
@@ -104,7 +107,7 @@ def save_gguf(
 
     Norms and biases stay F32, as in llama.cpp's own files, and so does a matrix whose rows are no
     whole number of blocks. `metadata` adds keys to those that the spec gives, such as a tokenizer's.
-    Raises `SpecError` for a model that the format cannot describe, `ValueError` for an unknown type
+    Raises `UnsupportedError` for a model that the format cannot describe, `ValueError` for an unknown type
     and `OverflowError` for numbers beyond the range of `dtype`.
     """
     if dtype not in WRITABLE:

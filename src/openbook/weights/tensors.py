@@ -110,6 +110,14 @@ class GgufTensors:
         out = torch.empty(tensor.shape, dtype=decoded or torch.float32)
         return dequantize(self._file.data(name), tensor.type, out)
 
+    def read_blocks(self, name: str) -> torch.Tensor:
+        """A matrix's blocks as they lie in the file, uint8 [rows, bytes of a row]."""
+        import torch
+
+        tensor = self._file.tensors[name]
+        raw = torch.from_numpy(self._bytes[tensor.offset : tensor.offset + tensor.nbytes])
+        return raw.view(tensor.shape[0], -1)
+
 
 def open_tensors(source: Source) -> Tensors:
     """Opens the GGUF file, the .safetensors file or the shards of a source. No value is read yet.
@@ -142,6 +150,8 @@ def summarise(values: torch.Tensor) -> Values:
 
 def is_finite(values: torch.Tensor) -> bool:
     """Whether there is neither NaN nor infinity, at the speed of memory: `isfinite` is 15 times slower."""
+    if not values.numel():
+        return True
     low, high = values.aminmax()
     return bool(low.isfinite() & high.isfinite())
 

@@ -14,7 +14,8 @@ from typing import Literal
 from openbook.files.errors import FileError, printable
 from openbook.ledger import ledger
 from openbook.sources import Source, resolve
-from openbook.spec.model import ModelSpec, SpecError
+from openbook.spec.model import ModelSpec
+from openbook.spec.reader import UnsupportedError
 from openbook.weights.dialects import GGUF, HF, Dialect, Place, places
 from openbook.weights.tensors import READABLE, Stored, Tensors, Values, open_tensors, summarise
 
@@ -79,7 +80,7 @@ def _summary(misfits: Sequence[Checked], named: int = 6) -> Iterator[str]:
 def check(source: Source, tensors: Tensors) -> list[Checked]:
     """Every tensor that the ledger or the file names, compared: the ledger's first, in its order.
 
-    Raises `SpecError` if the file's format has no name for a parameter.
+    Raises `UnsupportedError` if the file's format has no name for a parameter.
     """
     stored, dialect = tensors.stored, _dialect_of(source)
     base = dialect.base if not any(name.startswith(dialect.base) for name in stored) else ""
@@ -100,8 +101,8 @@ def check(source: Source, tensors: Tensors) -> list[Checked]:
 def _dialect_of(source: Source) -> Dialect:
     tables = GGUF if source.kind == "gguf" else HF
     if source.family not in tables:
-        raise SpecError(
-            f"weights of {source.family!r} have no table of names; there is one of {', '.join(tables)}"
+        raise UnsupportedError(
+            f"no table names the weights of {printable(source.family)!r}; there are {', '.join(tables)}"
         )
     return tables[source.family]
 
