@@ -163,7 +163,7 @@ Span = tuple[StoredTensor, int, int]
 
 def _read_tensor(path: Path, name: str, info: Any) -> Span:
     def fail(what: str, found: object, expected: object) -> NoReturn:
-        raise FileError(path, f"tensor {printable(name)!r}", what, found, expected)
+        raise FileError(path, f"tensor {name!r}", what, found, expected)
 
     if not 0 < len(name) <= MAX_NAME_LENGTH:
         fail("the name's length", len(name), f"1 to {MAX_NAME_LENGTH}")
@@ -190,7 +190,7 @@ def _check_packed(path: Path, spans: Iterable[Span], start: int, size: int) -> N
     for tensor, begin, end in sorted(spans, key=lambda span: span[1:]):
         if begin != position:
             fault = "overlaps its neighbour" if begin < position else "leaves a hole before it"
-            where = f"tensor {printable(tensor.name)!r}"
+            where = f"tensor {tensor.name!r}"
             raise FileError(path, where, "the start", f"{begin}, which {fault}", position)
         position = end
     found, expected = f"{size} bytes long", f"{start + position}"
@@ -216,10 +216,9 @@ def _list_head(value: Any) -> object:
 def _open_index(path: Path) -> SafetensorsFiles:
     shard_of, total_size = _read_index(path)
     shards = {name: path.parent / name for name in sorted(set(shard_of.values()))}
-    missing = [name for name, shard in shards.items() if not shard.exists()]
-    if missing:
-        found = f"without {', '.join(missing)}"
-        raise FileError(path, "", "the set of shards", found, f"all {len(shards)} of them")
+    if missing := [name for name, shard in shards.items() if not shard.exists()]:
+        found = f"without {len(missing)} of {len(shards)}: {', '.join(missing)}"
+        raise FileError(path, "", "the set of shards", found, "all beside the index")
 
     tensors: dict[str, StoredTensor] = {}
     metadata: dict[str, str] = {}
@@ -228,7 +227,7 @@ def _open_index(path: Path) -> SafetensorsFiles:
         if twice := in_shard.keys() & tensors.keys():
             name = min(twice)
             found = f"also in {tensors[name].file.name}"
-            raise FileError(shard, f"tensor {printable(name)!r}", "the tensor", found, "in one shard only")
+            raise FileError(shard, f"tensor {name!r}", "the tensor", found, "in one shard only")
         tensors |= in_shard
         metadata |= shard_metadata
     _check_index(path, shard_of, total_size, tensors)

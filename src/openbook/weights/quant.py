@@ -241,7 +241,7 @@ def _scales_and_minima(blocks: UInt8[Tensor, "n bytes"]) -> tuple[Tensor, Tensor
 
 
 def quantize(tensor: Tensor, type_name: str) -> np.ndarray:
-    """The bytes (uint8, one dimension) of `tensor` stored as `type_name`.
+    """The bytes (uint8, one dimension) of `tensor` stored as `type_name`; for a plain type perhaps its own.
 
     The blocks are those of the `gguf` package, bit for bit. Raises `ValueError` for a type without an
     encoder, a row that is no whole number of blocks, and values that are not finite.
