@@ -286,8 +286,6 @@ def test_a_cache_that_would_not_fit_is_refused_before_it_is_made(folder, monkeyp
 def test_smollm2_knows_the_capital_of_france(smollm2):
     lm = load(smollm2)
     assert lm.complete("The capital of France is", max_tokens=3, temperature=0).startswith(" Paris")
-    answer = "".join(
-        lm.chat([{"role": "user", "content": "Name three colours."}], max_tokens=24, temperature=0)
-    )
-    assert "Red" in answer
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    assert "".join(lm.chat(question, max_tokens=24, temperature=0)) == "The capital of France is Paris."
     assert lm.stats.finish == "stop"
