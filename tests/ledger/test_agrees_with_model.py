@@ -22,7 +22,7 @@ from strategies import specs
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 FITS = 2_000_000_000  # parameters that the meta device runs through quickly; shapes are compared for all
 
-some = settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+some = settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 
 
 def without_windows(spec):
@@ -142,6 +142,27 @@ def test_a_training_step_costs_the_flops_that_a_counter_sees(spec, batch, new):
     ids = torch.zeros(batch, new, dtype=torch.int64)
     expected = booked(without_windows(spec), Workload("train", batch, new, attention="full"))[""]
     assert counted(lambda: decoder(ids).sum().backward())[""] == expected
+
+
+@some
+@given(spec=specs().map(without_windows), prompt=st.integers(1, 5), new=st.integers(1, 5))
+def test_generation_costs_what_a_counter_sees_with_and_without_a_cache(spec, prompt, new):
+    decoder, book = with_core(Decoder(spec), ExplicitCore), ledger(spec)
+    text = torch.zeros(1, prompt + new, dtype=torch.int64)
+
+    def cached():
+        cache = Cache(spec, 1, prompt + new)
+        decoder(text[:, :prompt], cache=cache, last_only=True)
+        for i in range(prompt, prompt + new - 1):
+            decoder(text[:, i : i + 1], cache=cache)
+
+    def uncached():
+        for i in range(prompt, prompt + new):
+            decoder(text[:, :i], last_only=True)
+
+    with torch.no_grad():
+        assert counted(cached)[""] == book.generation_flops(prompt, new, attention="full")
+        assert counted(uncached)[""] == book.generation_flops(prompt, new, cached=False, attention="full")
 
 
 @pytest.mark.parametrize("name", [n for n in PRESETS if ledger(preset(n)).params.total < FITS])

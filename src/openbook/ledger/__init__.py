@@ -15,7 +15,7 @@ from openbook.ledger import memory as _memory
 from openbook.ledger import ops as _ops
 from openbook.ledger import tensors as _tensors
 from openbook.ledger.memory import RECIPES, Memory, MemoryRow, Recipe
-from openbook.ledger.ops import CONVENTIONS, OpRow, Totals, Workload
+from openbook.ledger.ops import CONVENTIONS, Convention, OpRow, Totals, Workload
 from openbook.ledger.tensors import DEFINITIONS, DTYPES, LedgerError, Params, Section, TensorRow
 from openbook.spec.model import ModelSpec
 
@@ -88,6 +88,22 @@ class Ledger:
         the FLOPs of the whole sequence under the `causal` convention.
         """
         return self.totals(Workload("decode", past=position)).flops
+
+    def generation_flops(
+        self, prompt: int, new: int, cached: bool = True, attention: Convention = "causal"
+    ) -> int:
+        """Forward FLOPs of writing `new` tokens after a prompt of `prompt` tokens.
+
+        The prompt's own pass gives the first new token. With a KV cache every further one costs one
+        token's pass; without it (`cached=False`) the whole text is computed anew each time.
+        """
+        if cached:
+            reading = self.totals(Workload("prefill", new=prompt, attention=attention)).flops
+            # One by one or side by side, new tokens see the same pairs: see `flops_per_token`.
+            writing = Workload("decode", new=new - 1, past=prompt) if new > 1 else None
+            return reading + (self.totals(writing).flops if writing else 0)
+        passes = (Workload("prefill", new=prompt + i, attention=attention) for i in range(new))
+        return sum(self.totals(workload).flops for workload in passes)
 
     def bytes_per_token(self, position: int = 0, batch: int = 1, dtype: str | None = None) -> int:
         """Bytes read for one decode step of `batch` sequences: the weights once, and every cache.
