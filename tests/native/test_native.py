@@ -3,11 +3,19 @@
 import pytest
 import torch
 
+from openbook.files.gguf import FORMATS
 from openbook.infer.cache import Cache
 from openbook.model import ExplicitCore
 from openbook.native import NativeDecoder, NativeUnavailableError, accelerate
 from openbook.native import build as native_build
-from variants import VARIANTS, noisy_decoder, random_ids
+from openbook.native.lower import BLOCKS
+from openbook.sources import resolve
+from openbook.spec.model import Mlp, Rope
+from openbook.weights.blocks import Blocks, quantised_matrices
+from openbook.weights.load import load_decoder
+from openbook.weights.quant import dequantize
+from openbook.weights.save import save_gguf
+from variants import VARIANTS, attention, block, model, noisy_decoder, random_ids
 
 LENGTH = 40
 every_variant = pytest.mark.parametrize("name", VARIANTS)
@@ -122,3 +130,52 @@ def test_without_a_compiler_everything_runs_in_pytorch(monkeypatch, tmp_path):
             native_build.library()
     finally:
         native_build.library.cache_clear()
+
+
+@pytest.mark.parametrize("type_name", sorted(BLOCKS))
+@torch.inference_mode()
+def test_quantised_blocks_give_what_their_decoded_matrix_gives(type_name):
+    """Random blocks of every type, scales and all, in the place of every matrix that has whole blocks."""
+    ff = 256 if type_name.endswith("_K") else 64
+    wide = attention(n_heads=8, n_kv_heads=2, head_dim=32, rope=Rope(32))
+    spec = model(*[block(attn=wide, mlp=Mlp(ff, "silu", gated=True))] * 2, d_model=256)
+    decoder = noisy_decoder(spec)
+    blocks = {}
+    for name, parameter in decoder.named_parameters():
+        if parameter.ndim == 2 and name != "embed.weight":
+            blocks[name] = Blocks(type_name, random_blocks(type_name, *parameter.shape))
+            parameter.copy_(dequantize(blocks[name].data.numpy(), type_name).view(parameter.shape))
+    ids = random_ids(spec, 1, 12)
+    quantised, plain = NativeDecoder(decoder, blocks), NativeDecoder(decoder)
+    assert quantised.bytes_per_step < plain.bytes_per_step / 3
+    expected = token_by_token(plain, ids, prefill=1)
+    torch.testing.assert_close(token_by_token(quantised, ids, prefill=1), expected, atol=1e-5, rtol=1e-5)
+
+
+SCALES_AT = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+
+
+def random_blocks(type_name: str, rows: int, columns: int) -> torch.Tensor:
+    """Blocks of random bits; but the scales are small half floats, since random ones would be infinite."""
+    size, width = FORMATS[type_name].block_bytes, FORMATS[type_name].block
+    generator = torch.Generator().manual_seed(5)
+    data = torch.randint(256, (rows, columns // width, size), dtype=torch.uint8, generator=generator)
+    largest = {"Q8_0": 1e-3, "Q4_K": 2e-4, "Q5_K": 1e-4, "Q6_K": 5e-5}.get(type_name, 5e-3)
+    for at in SCALES_AT.get(type_name, (0,)):
+        small = torch.rand(rows, columns // width, 1, generator=generator) * largest
+        data[:, :, at : at + 2] = small.half().view(torch.uint8)
+    return data.flatten(1)
+
+
+def test_matrices_of_a_file_are_views_of_its_blocks(tmp_path):
+    decoder = noisy_decoder(
+        model(block(attn=attention(head_dim=32, scale=32**-0.5, rope=Rope(32))), d_model=64)
+    )
+    save_gguf(decoder, tmp_path / "m.gguf", "Q4_1")
+    source = resolve(tmp_path / "m.gguf")
+    loaded, blocks = load_decoder(source), quantised_matrices(source)
+    parameters = dict(loaded.named_parameters())
+    assert {"layers.0.attn.q.weight", "layers.0.attn.k.weight", "layers.0.mlp.up.weight"} <= blocks.keys()
+    for name, matrix in blocks.items():
+        decoded = dequantize(matrix.data.contiguous().numpy(), matrix.type).view(parameters[name].shape)
+        assert torch.equal(decoded, parameters[name].detach())

@@ -7,7 +7,7 @@ that do not read each other's results stand side by side without a barrier betwe
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import cast
 
 import torch
@@ -19,9 +19,11 @@ from openbook.model.block import Block
 from openbook.model.mlp import Mlp
 from openbook.model.norm import Norm
 from openbook.spec.model import Rope
+from openbook.weights.blocks import Blocks
 
 EMBED, NORM, LINEAR, ROTATE, STORE, ATTEND, ACTIVATE, GATE, ADD = range(9)
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+BLOCKS = {"Q8_0": 2, "Q4_0": 3, "Q4_1": 4, "Q5_0": 5, "Q5_1": 6, "Q4_K": 7, "Q5_K": 8, "Q6_K": 9}
 ACTIVATIONS = ("relu", "relu2", "gelu", "gelu_tanh", "gelu_quick", "silu", "sigmoid", "tanh")
 ACCUMULATE, LAYERNORM, INTERLEAVED = 1, 2, 4
 
@@ -33,9 +35,9 @@ class Op(ctypes.Structure):
 
     _fields_ = (
         ("code", ctypes.c_int32), ("kind", ctypes.c_int32),
-        ("dtype", ctypes.c_int32), ("barrier", ctypes.c_int32),
+        ("barrier", ctypes.c_int32), ("dtype", ctypes.c_int32), ("matrix", ctypes.c_int32),
         ("n", ctypes.c_int64), ("width", ctypes.c_int64),
-        ("layer", ctypes.c_int64), ("group", ctypes.c_int64),
+        ("layer", ctypes.c_int64), ("group", ctypes.c_int64), ("row_bytes", ctypes.c_int64),
         ("flags", ctypes.c_int32), ("eps", ctypes.c_float), ("offset", ctypes.c_float),
         ("scale", ctypes.c_float), ("softcap", ctypes.c_float),
         ("weight", Pointer), ("bias", Pointer), ("a", Pointer), ("b", Pointer), ("dst", Pointer),
@@ -45,12 +47,14 @@ class Op(ctypes.Structure):
 class Lowering:
     """The op list of one decoder, with the buffers that it works in.
 
+    `blocks` are quantised matrices that stand in for the parameters of the same names.
     `keep` holds every tensor whose address is in the list: as long as it lives, the addresses are good.
     """
 
-    def __init__(self, decoder: Decoder) -> None:
+    def __init__(self, decoder: Decoder, blocks: Mapping[str, Blocks]) -> None:
         self.decoder = decoder
         self.dtype = decoder.embed.weight.dtype
+        self._blocks = {id(p): blocks[name] for name, p in decoder.named_parameters() if name in blocks}
         self.keep: list[Tensor] = []
         self.ops: list[Op] = []
         spec = decoder.spec
@@ -62,6 +66,11 @@ class Lowering:
             self._block(n, cast("Block", layer))
         final = self._norm(decoder.final_norm, self.x, spec.d_model)
         self._linear(decoder.head, final, None)
+
+    @property
+    def matrix_bytes(self) -> int:
+        """Bytes of matrices that one step reads."""
+        return sum(op.n * op.row_bytes for op in self.ops if op.code == LINEAR)
 
     def _embed(self) -> None:
         table = getattr(self.decoder.positions, "weight", None)
@@ -149,9 +158,12 @@ class Lowering:
         """
         residual = into is None and linear is not self.decoder.head
         n, width = linear.weight.shape
+        blocks = self._blocks.get(id(linear.weight))
+        weight, matrix = (blocks.data, BLOCKS[blocks.type]) if blocks else (linear.weight, DTYPES[self.dtype])
         self._emit(
             LINEAR, n=n, width=width, flags=ACCUMULATE if residual else 0, barrier=barrier,
-            weight=linear.weight, bias=linear.bias, a=x, dst=self.x if residual else into,
+            weight=weight, matrix=matrix, row_bytes=weight.stride(0) * weight.itemsize,
+            bias=linear.bias, a=x, dst=self.x if residual else into,
         )  # fmt: skip
 
     def _norm(

@@ -2,8 +2,9 @@
  *
  * All threads walk the same list inside one parallel region. An op's work is cut into items (rows of a
  * matrix, heads, elements), each thread takes a contiguous share, and a barrier follows where the next
- * op reads what this one wrote. Activations are fp32; weights and the KV cache are read as they lie in
- * memory, fp32 or bf16, so one step reads each weight once: its speed is the memory's.
+ * op reads what this one wrote. Activations are fp32; weights are read as they lie in memory, fp32, bf16
+ * or GGML's blocks, whose numbers are decoded to fp32 in registers; so a step reads each weight once, in
+ * its own size, and computes what the decoded matrix would give.
  *
  * Portable C with GCC/Clang vector extensions; the compiler lowers them to what the machine has.
  */
@@ -19,16 +20,18 @@ static int omp_get_num_threads(void) { return 1; }
 #endif
 
 enum { EMBED, NORM, LINEAR, ROTATE, STORE, ATTEND, ACTIVATE, GATE, ADD };
-enum { F32, BF16 };
+enum { F32, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K };
 enum { RELU, RELU2, GELU, GELU_TANH, GELU_QUICK, SILU, SIGMOID, TANH };
 
 /* Mirrored field by field in lower.py. */
 typedef struct {
-    int32_t code, kind, dtype, barrier;
+    int32_t code, kind, barrier;
+    int32_t dtype, matrix; /* of vectors and tables; of a LINEAR's matrix */
     int64_t n;     /* items: rows of a matrix, heads, or elements */
     int64_t width; /* elements of one item: columns of a matrix, a head's size */
     int64_t layer; /* whose cells of the KV cache */
     int64_t group; /* query heads per key/value head; or elements that are rotated */
+    int64_t row_bytes; /* of a LINEAR's matrix */
     int32_t flags; /* ACCUMULATE: dst += instead of dst =; LAYERNORM; INTERLEAVED */
     float eps, offset, scale, softcap;
     const void *weight, *bias;
@@ -83,7 +86,9 @@ static inline float sum16(v16 x) {
     return s;
 }
 
-static inline __attribute__((always_inline)) float dot(const void *w, const float *x, int64_t width, int dtype) {
+#define INLINE static inline __attribute__((always_inline)) /* so that dtype is a constant inside */
+
+INLINE float dot(const void *w, const float *x, int64_t width, int dtype) {
     v16 sum = {0};
     int64_t i = 0;
     for (; i + 16 <= width; i += 16) sum += load16(w, i, dtype) * *(const v16 *)(x + i);
@@ -94,8 +99,7 @@ static inline __attribute__((always_inline)) float dot(const void *w, const floa
 
 /* Four rows at once: the input is loaded once for four, and four streams keep the memory busy. Each row adds
  * in the order of `dot`, so that how the rows are shared among threads does not change a bit. */
-static inline __attribute__((always_inline)) void dot4(
-    const char *w, int64_t stride, const float *x, int64_t width, int dtype, float *out) {
+INLINE void dot4(const char *w, int64_t stride, const float *x, int64_t width, int dtype, float *out) {
     v16 s0 = {0}, s1 = {0}, s2 = {0}, s3 = {0};
     int64_t i = 0;
     for (; i + 16 <= width; i += 16) {
@@ -110,24 +114,158 @@ static inline __attribute__((always_inline)) void dot4(
         for (int r = 0; r < 4; r++) out[r] += load(w + r * stride, i, dtype) * x[i];
 }
 
-static inline __attribute__((always_inline)) void linear_rows(const Op *op, int64_t from, int64_t to, int dtype) {
-    int64_t stride = op->width * (dtype == F32 ? 4 : 2);
-    const char *w = op->weight;
-    for (int64_t r = from; r < to;) {
-        float y[4];
-        int rows = to - r >= 4 ? 4 : 1;
-        if (rows == 4) dot4(w + r * stride, stride, op->a, op->width, dtype, y);
-        else y[0] = dot(w + r * stride, op->a, op->width, dtype);
-        for (int i = 0; i < rows; i++, r++) {
-            float value = y[i] + (op->bias ? load(op->bias, r, dtype) : 0);
-            op->dst[r] = op->flags & ACCUMULATE ? op->dst[r] + value : value;
+/* --- GGML's blocks; their layouts are those of ggml-quants.c, and of weights/quant.py --- */
+
+typedef int32_t i32x16 __attribute__((vector_size(64)));
+typedef uint8_t b16 __attribute__((vector_size(16), aligned(1)));
+typedef int8_t c16 __attribute__((vector_size(16), aligned(1)));
+
+static inline float half(const uint8_t *p) {
+    uint16_t h;
+    memcpy(&h, p, 2);
+#ifdef __FLT16_MAX__
+    _Float16 f;
+    memcpy(&f, &h, 2);
+    return (float)f;
+#else
+    uint32_t sign = (uint32_t)(h & 0x8000) << 16, rest = h & 0x7fff;
+    if (rest < 0x0400) return (sign ? -1.0f : 1.0f) * (float)rest * 0x1p-24f; /* subnormal */
+    uint32_t bits = sign | (rest >= 0x7c00 ? 0x7f800000 | (rest & 0x3ff) << 13 : (rest << 13) + 0x38000000);
+    float f;
+    memcpy(&f, &bits, 4);
+    return f;
+#endif
+}
+
+static inline v16 float_of(b16 q) { return __builtin_convertvector(__builtin_convertvector(q, i32x16), v16); }
+
+/* The fifth bits of 16 numbers: bit i of `bits` becomes 16 in lane i. */
+static inline i32x16 fifth(uint32_t bits) {
+    const i32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    i32x16 all = (i32x16){0} + (int32_t)bits;
+    return (all >> lane & 1) << 4;
+}
+
+/* Scale and minimum of the j-th 32 numbers of a Q4_K or Q5_K block: 6 bits each, in 12 bytes. */
+static inline void scale_min(const uint8_t *s, int j, float *scale, float *min) {
+    int low = j & 3;
+    if (j < 4) *scale = s[low] & 63, *min = s[low + 4] & 63;
+    else *scale = (s[low + 8] & 15) | (s[low] >> 6) << 4, *min = s[low + 8] >> 4 | (s[low + 4] >> 6) << 4;
+}
+
+/* The g-th 32 numbers of a row. */
+INLINE void decode32(const uint8_t *row, int64_t g, int type, v16 *lo, v16 *hi) {
+    switch (type) {
+    case Q8_0: { /* d, 32 signed bytes */
+        const uint8_t *p = row + g * 34;
+        float d = half(p);
+        *lo = d * __builtin_convertvector(__builtin_convertvector(*(const c16 *)(p + 2), i32x16), v16);
+        *hi = d * __builtin_convertvector(__builtin_convertvector(*(const c16 *)(p + 18), i32x16), v16);
+        break;
+    }
+    case Q4_0: { /* d, 16 bytes of two nibbles; 8 is zero */
+        const uint8_t *p = row + g * 18;
+        b16 q = *(const b16 *)(p + 2);
+        float d = half(p);
+        *lo = d * (float_of(q & 15) - 8), *hi = d * (float_of(q >> 4) - 8);
+        break;
+    }
+    case Q4_1: { /* d, m, nibbles */
+        const uint8_t *p = row + g * 20;
+        b16 q = *(const b16 *)(p + 4);
+        float d = half(p), m = half(p + 2);
+        *lo = d * float_of(q & 15) + m, *hi = d * float_of(q >> 4) + m;
+        break;
+    }
+    case Q5_0:
+    case Q5_1: { /* d (, m), 32 fifth bits, nibbles; Q5_0: 16 is zero */
+        const uint8_t *p = row + g * (type == Q5_0 ? 22 : 24), *bits = p + (type == Q5_0 ? 2 : 4);
+        uint32_t fifths;
+        memcpy(&fifths, bits, 4);
+        b16 q = *(const b16 *)(bits + 4);
+        i32x16 l = __builtin_convertvector(q & 15, i32x16) | fifth(fifths);
+        i32x16 h = __builtin_convertvector(q >> 4, i32x16) | fifth(fifths >> 16);
+        float d = half(p), m = type == Q5_0 ? -16 * d : half(p + 2);
+        *lo = d * __builtin_convertvector(l, v16) + m, *hi = d * __builtin_convertvector(h, v16) + m;
+        break;
+    }
+    case Q4_K:
+    case Q5_K: { /* d, dmin, 12 bytes of scales, (32 bytes of fifth bits,) 128 of nibbles */
+        const uint8_t *p = row + g / 8 * (type == Q4_K ? 144 : 176), *q = p + (type == Q4_K ? 16 : 48);
+        int j = g % 8, up = (j & 1) * 4;
+        float scale, min;
+        scale_min(p + 4, j, &scale, &min);
+        scale *= half(p), min *= half(p + 2);
+        b16 l = *(const b16 *)(q + j / 2 * 32) >> up & 15, h = *(const b16 *)(q + j / 2 * 32 + 16) >> up & 15;
+        if (type == Q5_K) {
+            l |= (*(const b16 *)(p + 16) >> j & 1) << 4;
+            h |= (*(const b16 *)(p + 32) >> j & 1) << 4;
         }
+        *lo = scale * float_of(l) - min, *hi = scale * float_of(h) - min;
+        break;
+    }
+    case Q6_K: { /* 128 bytes of low nibbles, 64 of high pairs, 16 signed scales, d; 32 is zero */
+        const uint8_t *p = row + g / 8 * 210;
+        int j = g % 8, n = j / 4; /* the n-th half of 128 numbers: four times 32 */
+        const uint8_t *ql = p + n * 64 + (j & 1) * 32, *qh = p + 128 + n * 32;
+        int up = (j & 2) * 2, pair = (j & 3) * 2;
+        b16 l = (*(const b16 *)ql >> up & 15) | (*(const b16 *)qh >> pair & 3) << 4;
+        b16 h = (*(const b16 *)(ql + 16) >> up & 15) | (*(const b16 *)(qh + 16) >> pair & 3) << 4;
+        const int8_t *scales = (const int8_t *)p + 192 + j * 2;
+        float d = half(p + 208);
+        *lo = d * scales[0] * (float_of(l) - 32), *hi = d * scales[1] * (float_of(h) - 32);
+        break;
+    }
     }
 }
 
+INLINE float dot_blocks(const uint8_t *row, const float *x, int64_t width, int type) {
+    v16 s0 = {0}, s1 = {0};
+    for (int64_t g = 0; g < width / 32; g++) {
+        v16 lo, hi;
+        decode32(row, g, type, &lo, &hi);
+        s0 += lo * *(const v16 *)(x + g * 32);
+        s1 += hi * *(const v16 *)(x + g * 32 + 16);
+    }
+    return sum16(s0 + s1);
+}
+
+/* --- the operations --- */
+
+static void put(const Op *op, int64_t r, float y) {
+    if (op->bias) y += load(op->bias, r, op->dtype);
+    op->dst[r] = op->flags & ACCUMULATE ? op->dst[r] + y : y;
+}
+
+INLINE void linear_plain(const Op *op, int64_t from, int64_t to, int dtype) {
+    const char *w = op->weight;
+    int64_t stride = op->row_bytes, r = from;
+    for (; r + 4 <= to; r += 4) {
+        float y[4];
+        dot4(w + r * stride, stride, op->a, op->width, dtype, y);
+        for (int i = 0; i < 4; i++) put(op, r + i, y[i]);
+    }
+    for (; r < to; r++) put(op, r, dot(w + r * stride, op->a, op->width, dtype));
+}
+
+INLINE void linear_blocks(const Op *op, int64_t from, int64_t to, int type) {
+    const uint8_t *w = op->weight;
+    for (int64_t r = from; r < to; r++) put(op, r, dot_blocks(w + r * op->row_bytes, op->a, op->width, type));
+}
+
 static void linear(const Op *op, int64_t from, int64_t to) {
-    if (op->dtype == F32) linear_rows(op, from, to, F32);
-    else linear_rows(op, from, to, BF16);
+    switch (op->matrix) {
+    case F32: linear_plain(op, from, to, F32); break;
+    case BF16: linear_plain(op, from, to, BF16); break;
+    case Q8_0: linear_blocks(op, from, to, Q8_0); break;
+    case Q4_0: linear_blocks(op, from, to, Q4_0); break;
+    case Q4_1: linear_blocks(op, from, to, Q4_1); break;
+    case Q5_0: linear_blocks(op, from, to, Q5_0); break;
+    case Q5_1: linear_blocks(op, from, to, Q5_1); break;
+    case Q4_K: linear_blocks(op, from, to, Q4_K); break;
+    case Q5_K: linear_blocks(op, from, to, Q5_K); break;
+    case Q6_K: linear_blocks(op, from, to, Q6_K); break;
+    }
 }
 
 static void norm(const Op *op, int64_t from, int64_t to) {
@@ -175,8 +313,7 @@ static void store(const Op *op, const Step *step, int64_t from, int64_t to) {
         }
 }
 
-static inline __attribute__((always_inline)) void attend_heads(
-    const Op *op, const Step *step, int64_t from, int64_t to, int dtype) {
+INLINE void attend_heads(const Op *op, const Step *step, int64_t from, int64_t to, int dtype) {
     int64_t cells = step->cells[op->layer], width = op->width, size = dtype == F32 ? 4 : 2;
     int64_t seen = step->length < cells ? step->length : cells;
     for (int64_t head = from; head < to; head++) {

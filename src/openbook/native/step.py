@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
@@ -16,6 +16,7 @@ from openbook.model.decoder import Cache
 from openbook.model.positions import rotation
 from openbook.native.build import NativeUnavailableError, library
 from openbook.native.lower import DTYPES, Lowering, Op
+from openbook.weights.blocks import Blocks
 
 
 class BufferedLayer(Protocol):
@@ -49,10 +50,10 @@ class Binding:
         self.scratch = torch.empty(n_heads, max(self.cells))
 
 
-def accelerate(decoder: Decoder) -> NativeDecoder | Decoder:
+def accelerate(decoder: Decoder, blocks: Mapping[str, Blocks] | None = None) -> NativeDecoder | Decoder:
     """The decoder with native single-token steps, or the decoder itself where that cannot be."""
     try:
-        return NativeDecoder(decoder)
+        return NativeDecoder(decoder, blocks)
     except NativeUnavailableError:
         return decoder
 
@@ -63,17 +64,21 @@ class NativeDecoder:
     A call with one token, a cache and no gradient runs in C, in fp32 arithmetic, and returns fp32
     logits; any other is the decoder's own. Weights are read where the decoder's parameters lie, so
     values may change in place, but a parameter must not be moved to another storage.
+
+    `blocks` (`openbook.weights.quantised_matrices`) are read instead of the parameters of their names: a
+    4-bit file then costs a step an eighth of fp32's bytes, for the same numbers.
     """
 
-    def __init__(self, decoder: Decoder) -> None:
+    def __init__(self, decoder: Decoder, blocks: Mapping[str, Blocks] | None = None) -> None:
         _check_supported(decoder)
         self.decoder = decoder
         self.spec = decoder.spec
         self._run = library().openbook_run
         self._run.restype = None
         _check_layout()
-        self._lowered = Lowering(decoder)
+        self._lowered = Lowering(decoder, blocks or {})
         self._ops = (Op * len(self._lowered.ops))(*self._lowered.ops)
+        self.bytes_per_step = self._lowered.matrix_bytes
         self._n_heads = max(block.attn.n_heads for block in self.spec.layers)
         self._bindings: WeakKeyDictionary[Any, Binding] = WeakKeyDictionary()
 
