@@ -144,8 +144,8 @@ class OpRow:
 
     `formula` and `numbers` give `flops` in letters and in numbers ("" where it is 0). `letters` reads
     "B T D → B T H·K". `activation_bytes` is the size of the output (a fused attention core never holds its
-    scores as a whole: see `memory`). `kept_bytes` is what the step keeps for its backward pass (training only);
-    `kv_read` and `kv_written` are bytes of the cache (generation only).
+    scores as a whole: see `memory`). `kept_bytes` is what the step keeps for its backward pass
+    (training only); `kv_read` and `kv_written` are bytes of the cache (generation only).
     """
 
     name: str
