@@ -126,11 +126,19 @@ class TestSentencePiece:
 
     def test_a_control_token_spelled_by_merges_stays_text(self, spm_metadata):
         metadata = {key: list(v) if isinstance(v, list) else v for key, v in spm_metadata.items()}
-        for token, score in (("</", 2.0), ("s>", 1.0)):
-            metadata["tokenizer.ggml.tokens"].append(token)
-            metadata["tokenizer.ggml.scores"].append(score)
-            metadata["tokenizer.ggml.token_type"].append(1)
-        metadata["tokenizer.ggml.scores"][2] = 0.0  # </s>
+        tokens = metadata["tokenizer.ggml.tokens"]
+        for token, score in (
+            ("<", -99.0),
+            ("/", -99.0),
+            ("s", -99.0),
+            (">", -99.0),
+            ("</", 2.0),
+            ("s>", 1.0),
+        ):
+            if token not in tokens:
+                tokens.append(token)
+                metadata["tokenizer.ggml.scores"].append(score)
+                metadata["tokenizer.ggml.token_type"].append(1)
         tokenizer = Tokenizer.from_gguf(metadata)
         assert tokenizer.pieces(tokenizer.encode("</s>"))[-2:] == ["</", "s>"]
 
