@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -47,13 +48,14 @@ def load_decoder(
     dtype: torch.dtype | str | None = None,
     device: torch.device | str = "cpu",
     *,
+    quantised: torch.dtype = torch.float32,
     allow_nonfinite: bool = False,
     force: bool = False,
     progress: Progress | None = None,
 ) -> Decoder:
     """The model of a folder, a .safetensors or a .gguf file, or a fetched model's name.
 
-    `dtype`: as given; else the configuration's; else the file's own (fp32 for quantised weights). Where
+    `dtype`: as given; else the configuration's; else the file's own, `quantised` if it is. Where
     the file already has it, parameters are views of the mapped file and take no memory of their own.
     The decoder's `spec` is the source's, except that a head which is declared tied, but stored with
     other values than the embedding, is kept as stored, with a warning.
@@ -70,7 +72,7 @@ def load_decoder(
         raise MisfitError(tensors.path, misfits)
     found = [(row.place, row.stored) for row in rows if row.place and row.stored]
     spec, found = _settle_head(source.spec, found, tensors)
-    device, dtype = torch.device(device), choose_dtype(dtype, source, found)
+    device, dtype = torch.device(device), choose_dtype(dtype, source, found, quantised)
     if not force:
         check_fit(f"this model in {_short(dtype)}", _bytes_to_allocate(found, dtype, device), str(device))
 
@@ -117,7 +119,9 @@ def _settle_head(spec: ModelSpec, found: list[Found], tensors: Tensors) -> tuple
 # --- dtype --------------------------------------------------------------------------------------
 
 
-def choose_dtype(wanted: torch.dtype | str | None, source: Source, found: Sequence[Found]) -> torch.dtype:
+def choose_dtype(
+    wanted: torch.dtype | str | None, source: Source, found: Sequence[Found], quantised: torch.dtype
+) -> torch.dtype:
     """What was asked for, else what config.json names, else what most numbers of the file have."""
     if wanted:
         return torch_dtype(wanted)
@@ -126,10 +130,11 @@ def choose_dtype(wanted: torch.dtype | str | None, source: Source, found: Sequen
             return torch_dtype(str(configured))
         except ValueError as error:
             raise SpecError(f"{source.path}: dtype of the configuration: {error}") from None
-    counts = dict.fromkeys(PLAIN.values(), 0)
+    counts: Counter[torch.dtype] = Counter()
     for _, stored in found:
-        counts[PLAIN.get(stored.dtype, "float32")] += math.prod(stored.shape)
-    return torch_dtype(max(counts, key=lambda name: counts[name]))
+        own = torch_dtype(PLAIN[stored.dtype]) if stored.dtype in PLAIN else quantised
+        counts[own] += math.prod(stored.shape)
+    return counts.most_common(1)[0][0]
 
 
 def _short(dtype: torch.dtype) -> str:
