@@ -27,7 +27,7 @@ from typing import Any
 from jinja2 import Template, TemplateRuntimeError, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
-from jinja2.filters import FILTERS, make_attrgetter
+from jinja2.filters import FILTERS, do_round, make_attrgetter
 from jinja2.parser import Parser
 from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -99,6 +99,8 @@ capitalize count endswith find index isalnum isalpha isascii isdecimal isdigit i
 istitle isupper join lower lstrip partition removeprefix removesuffix replace rfind rindex rpartition
 rsplit rstrip split splitlines startswith strip swapcase title upper
 """
+_SLOW_METHODS = frozenset(("lstrip", "rfind", "rindex", "rpartition", "rsplit", "rstrip", "strip"))
+"""String methods whose time may be the product of both lengths."""
 _METHODS: tuple[tuple[type, frozenset[str]], ...] = (
     (str, frozenset(_STRING_METHODS.split())),
     (dict, frozenset(("get", "items", "keys", "values"))),
@@ -109,8 +111,8 @@ _METHODS: tuple[tuple[type, frozenset[str]], ...] = (
 
 _SHALLOW_FILTERS = "count d default first items last length map reject rejectattr select selectattr list"
 """Jinja's own filters that do not look into the items they are given."""
-_DEEP_FILTERS = "abs capitalize dictsort float int lower max min reverse round sort title unique upper"
-"""Those that do. `Sandbox` adds indent, join, replace, safe, string, tojson and trim."""
+_DEEP_FILTERS = "abs capitalize dictsort float int lower max min reverse sort title unique upper"
+"""Those that do. `Sandbox` adds indent, join, replace, round, safe, string, tojson and trim."""
 _CONSUMING_FILTERS = frozenset(
     ("list", "map", "max", "min", "reject", "rejectattr", "select", "selectattr", "sort", "unique")
 )
@@ -120,7 +122,7 @@ _CONSUMING_FILTERS = frozenset(
 class Sandbox(ImmutableSandboxedEnvironment):
     """The environment of one rendering, set up as transformers sets up its own, with a budget."""
 
-    intercepted_binops = frozenset(("+", "*", "**", "%"))
+    intercepted_binops = frozenset(("+", "-", "*", "/", "//", "%", "**"))
 
     def __init__(self, budget: Budget) -> None:
         super().__init__(
@@ -135,6 +137,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             "indent": self._indent,
             "join": self._join,
             "replace": self._replace,
+            "round": self._round,
             "safe": self._string,
             "string": self._string,
             "tojson": self._to_json,
@@ -189,6 +192,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
         if owner is self:
             return __obj(*args)
         if isinstance(owner, Marked):
+            if __obj.__name__ == "join" and args:
+                args = ([*self.counted(args[0])], *args[1:])
             self._pay_for_method(owner, __obj.__name__, args)
         result = super().call(__context, __obj, *args, **kwargs)
         weight, _ = self.budget.weigh(result)
@@ -199,19 +204,26 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def _pay_for_method(self, text: Marked, name: str, args: tuple[Any, ...]) -> None:
         if name == "join":
-            items = args[0] if args else ()
-            self._pay_for_joining(text, items if isinstance(items, list | tuple | str) else ())
+            self._pay_for_joining(text, *args[:1])
         elif name == "replace":
             self._pay_for_replacing(text, *args[:2])
         else:
-            self.budget.pay(chars=len(text))
+            longest = max((len(arg) for arg in args if isinstance(arg, str)), default=0)
+            rounds = 1 + longest // 8 if name in _SLOW_METHODS else 1
+            self.budget.pay(1 + len(text.parts) // 4, rounds * len(text))
             if "split" in name:
                 pieces = text.count(args[0]) if args and args[0] else len(text) // 2
                 self.budget.pay(STEPS_PER_PIECE * pieces)
 
-    def _pay_for_joining(self, separator: str, items: Iterable[Any]) -> None:
-        weights = [self.budget.weigh(item)[0] + len(separator) for item in items]
-        self.budget.pay(1 + len(weights), sum(weights))
+    def _pay_for_joining(self, separator: str, items: Iterable[Any] = ()) -> None:
+        """Pay for the text and for its parts, of which `separator` gives one more for each item."""
+        chars = parts = 0
+        for item in items:
+            chars += self.budget.weigh(item)[0] + len(separator)
+            parts += 1 + (len(item.parts) if isinstance(item, Marked) else 0)
+            self.budget.pay()
+        between = len(separator.parts) if isinstance(separator, Marked) else 1
+        self.budget.pay(parts * (1 + between) // 4, chars)
 
     def _pay_for_replacing(self, text: str, old: str = "", new: str = "") -> None:
         self.budget.pay(1, len(text))
@@ -225,11 +237,12 @@ class Sandbox(ImmutableSandboxedEnvironment):
         if isinstance(left, int) and isinstance(right, int):
             _check_numbers(operator, left, right)
         elif operator == "+":
-            self.budget.pay(chars=self.budget.weigh(left)[0] + self.budget.weigh(right)[0])
+            self._pay_for_joining("", (left, right))
         elif operator == "*":
             times = next((side for side in (left, right) if isinstance(side, int)), 1)
             other = right if isinstance(left, int) else left
-            self.budget.pay(chars=max(times, 0) * self.budget.weigh(other)[0])
+            parts = len(other.parts) // 4 if isinstance(other, Marked) else 0
+            self.budget.pay(max(times, 0) * parts, max(times, 0) * self.budget.weigh(other)[0])
         result = super().call_binop(context, operator, left, right)
         if isinstance(result, list | tuple):
             self.budget.pay(len(result))
@@ -315,8 +328,13 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def _trim(self, value: Any, chars: str | None = None) -> str:
         text = template_text(self._string(value))
-        self.budget.pay(chars=len(text))
+        self._pay_for_method(text, "strip", (chars,))
         return text.strip(chars)
+
+    def _round(self, value: float, precision: int = 0, method: str = "common") -> float:
+        self.budget.pay()
+        self._check_width(abs(precision))
+        return do_round(value, precision, method)  # type: ignore[arg-type] - it checks the name itself
 
     def _indent(self, value: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
         """Jinja's `indent`, keeping marks."""
@@ -330,7 +348,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def _check_width(self, width: int | str | None) -> None:
         if (len(width) if isinstance(width, str) else width or 0) > MAX_INDENT:
-            raise LimitError(f"an indent or separator has more than {MAX_INDENT} characters")
+            raise LimitError(f"an indent, separator or precision is more than {MAX_INDENT}")
 
     # --- filters and tests -----------------------------------------------------------------------
 
