@@ -118,6 +118,12 @@ def test_reuse_keeps_the_common_beginning_and_leaves_a_token_to_compute(llama):
     assert kept([1, *A]) == 0
 
 
+def test_a_cache_of_another_dtype_is_refused(llama):
+    cache = Cache(llama.spec, 1, 60, dtype=torch.bfloat16)
+    with pytest.raises(RequestError, match=r"bfloat16.*float32.*cache_for\(\)"):
+        generate(llama, A, max_tokens=3, cache=cache)
+
+
 def test_a_cache_that_holds_the_whole_prompt_is_refused(llama):
     cache = Cache(llama.spec, 1, 60)
     list(generate(llama, A, max_tokens=3, cache=cache))

@@ -2,7 +2,7 @@
 
 from openbook.infer.batch import generate_batch
 from openbook.infer.cache import Cache, CacheFullError
-from openbook.infer.generate import Finish, Stats, Token, generate, reuse
+from openbook.infer.generate import Finish, Stats, Token, cache_for, generate, reuse
 from openbook.infer.sample import NonFiniteLogitsError, RequestError, Sampler, SamplingParams
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "SamplingParams",
     "Stats",
     "Token",
+    "cache_for",
     "generate",
     "generate_batch",
     "reuse",

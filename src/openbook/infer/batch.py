@@ -4,7 +4,16 @@ from collections.abc import Collection, Iterator, Sequence
 
 import torch
 
-from openbook.infer.generate import Answer, Token, cache_for, checked_prompt, forward, prefill, weight_of
+from openbook.infer.generate import (
+    Answer,
+    Token,
+    cache_for,
+    checked_prompt,
+    forward,
+    prefill,
+    tokens_of,
+    weight_of,
+)
 from openbook.infer.sample import RequestError, SamplingParams
 from openbook.model import Decoder
 from openbook.native import NativeDecoder
@@ -32,7 +41,7 @@ def generate_batch(
     """
     if not prompts:
         raise RequestError("prompts", "is empty")
-    vocab_size = min(vocab_limit or decoder.spec.vocab_size, decoder.spec.vocab_size)
+    vocab_size = tokens_of(decoder, vocab_limit)
     each_params = _for_each("params", params, SamplingParams | None, len(prompts))
     each_limit = _for_each("max_tokens", max_tokens, int, len(prompts))
     context, device = decoder.spec.max_positions, weight_of(decoder).device
@@ -70,7 +79,7 @@ def _tokens(
             if answer.finish:
                 new.append((0, PAD))
                 continue
-            token = answer.next(logits[i])
+            token = answer.choose(logits[i])
             yield i, token
             new.append((token.id, len(rows[i]) + token.index))
         if all(answer.finish for answer in answers):

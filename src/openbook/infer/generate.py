@@ -99,18 +99,14 @@ def generate(
 
     Raises `RequestError` at once if the request makes no sense.
     """
-    vocab_size = min(vocab_limit or decoder.spec.vocab_size, decoder.spec.vocab_size)
+    vocab_size = tokens_of(decoder, vocab_limit)
     prompt = checked_prompt(prompt_ids, vocab_size)
     context = cache.capacity if cache is not None else decoder.spec.max_positions
     device = weight_of(decoder).device
     answer = Answer(prompt, params, vocab_size, max_tokens, context, stop_ids, logprobs, device)
     if cache is None:
         cache = cache_for(decoder, 1, min(len(prompt) + max_tokens, context))
-    if cache.batch != 1 or cache.length >= len(prompt):
-        raise RequestError(
-            "cache",
-            f"must hold one sequence and less than the prompt's {len(prompt)} tokens: call reuse() first",
-        )
+    _check_cache(cache, decoder, len(prompt))
     if chunk < 1:
         raise RequestError("chunk", f"must be at least 1, found {chunk}")
     stats = Stats() if stats is None else stats
@@ -131,7 +127,7 @@ def _tokens(
     rest = torch.tensor([prompt[cache.length :]], device=weight_of(decoder).device)
     logits = prefill(decoder, rest, cache, chunk, on_progress=on_progress)
     while True:
-        token = answer.next(logits[0])
+        token = answer.choose(logits[0])
         stats.count(token, time.perf_counter() - begun)
         yield token
         if token.finish:
@@ -149,15 +145,15 @@ def prefill(
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Float[Tensor, "B V"]:
     """Feeds `chunk` tokens at a time, which bounds the memory. Returns the logits after the last one."""
-    total, logits = ids.shape[1], None
-    for start in range(0, total, chunk):
-        part = slice(start, start + chunk)
+    done, total = 0, ids.shape[1]
+    while True:
+        part = slice(done, done + chunk)
         logits = forward(decoder, ids[:, part], cache, None if positions is None else positions[:, part])
+        done = min(done + chunk, total)
         if on_progress is not None:
-            on_progress(min(start + chunk, total), total)
-    if logits is None:
-        raise RequestError("prompt", "is empty")
-    return logits
+            on_progress(done, total)
+        if done == total:
+            return logits
 
 
 @torch.inference_mode()
@@ -167,7 +163,7 @@ def forward(
     cache: Cache,
     positions: Int[Tensor, "B T"] | None = None,
 ) -> Float[Tensor, "B V"]:
-    """The logits after the last of `ids`. If it fails half-way, the cache is as if it had not begun."""
+    """The logits after the last of `ids`. If it fails half-way, the cache is as before, or empty."""
     before = cache.length
     try:
         return decoder(ids, positions, cache=cache, last_only=True)[:, -1]
@@ -209,7 +205,7 @@ class Answer:
         self.length = 0
         self.finish: Finish | None = None
 
-    def next(self, logits: Float[Tensor, "V"]) -> Token:
+    def choose(self, logits: Float[Tensor, "V"]) -> Token:
         """The next token, from the logits after the last one."""
         logits = logits[: self.vocab_size]
         chosen = self.sampler(logits)
@@ -243,6 +239,12 @@ def checked_prompt(ids: Iterable[int], vocab_size: int, param: str = "prompt") -
     return prompt
 
 
+def tokens_of(decoder: Decoder | NativeDecoder, limit: int | None) -> int:
+    """How many ids are tokens: the rows of the matrix, or fewer if the tokenizer has fewer."""
+    rows = decoder.spec.vocab_size
+    return rows if limit is None else min(limit, rows)
+
+
 def weight_of(decoder: Decoder | NativeDecoder) -> Tensor:
     """A weight, to know the decoder's dtype and device."""
     module = decoder.decoder if isinstance(decoder, NativeDecoder) else decoder
@@ -253,6 +255,16 @@ def cache_for(decoder: Decoder | NativeDecoder, batch: int, capacity: int) -> Ca
     """A cache in the decoder's dtype, on its device."""
     weight = weight_of(decoder)
     return Cache(decoder.spec, batch, capacity, weight.dtype, weight.device)
+
+
+def _check_cache(cache: Cache, decoder: Decoder | NativeDecoder, prompt_length: int) -> None:
+    found, wanted = cache.layers[0].k.dtype, weight_of(decoder).dtype
+    if found != wanted:
+        raise RequestError("cache", f"holds {found}, the model works in {wanted}: make it with cache_for()")
+    if cache.batch != 1 or cache.length >= prompt_length:
+        raise RequestError(
+            "cache", f"must hold one sequence and fewer than the prompt's {prompt_length} tokens: see reuse()"
+        )
 
 
 def reuse(cache: Cache, old_ids: Sequence[int], new_ids: Sequence[int]) -> int:
