@@ -50,7 +50,7 @@ RULES = {
     "train": Rule(own="spec ledger model weights infer plan", libraries="torch jaxtyping numpy safetensors"),
     "trace": Rule(own="spec ledger model infer", libraries="torch jaxtyping"),
     "lm": Rule(own="files spec sources ledger text model weights native infer trace", libraries="torch"),
-    "bench": Rule(own="spec ledger model weights infer lm", libraries="torch", inside="transformers"),
+    "bench": Rule(own="spec ledger model weights native infer lm", libraries="torch", inside="transformers"),
     "serve": Rule(
         own="files spec models sources ledger plan text model weights native infer trace lm",
         libraries="torch starlette uvicorn sse_starlette pydantic PIL",

@@ -13,7 +13,8 @@ import inspect
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +26,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from openbook.infer.generate import cache_for
 from openbook.ledger import Ledger, Workload
+from openbook.ledger.tensors import nbytes
 from openbook.lm import LanguageModel
 from openbook.model import Decoder, ExplicitCore
+from openbook.native import NativeDecoder
 
 # --- the machine --------------------------------------------------------------------------------
 
@@ -91,13 +94,14 @@ class Openbook:
 
     def __init__(self, lm: LanguageModel) -> None:
         self.vocab_size = lm.spec.vocab_size
-        self._lm = lm
+        self._decoder = lm.decoder
+        self._run: Callable[..., Tensor] = lm.engine
 
     def start(self, capacity: int) -> None:
-        self._cache = cache_for(self._lm.decoder, 1, capacity)
+        self._cache = cache_for(self._decoder, 1, capacity)
 
     def step(self, ids: Tensor) -> Tensor:
-        return self._lm.engine(ids, cache=self._cache, last_only=True)[:, -1]
+        return self._run(ids, cache=self._cache, last_only=True)[:, -1]
 
 
 class HuggingFace:
@@ -192,17 +196,44 @@ def measure_machine(dtype: torch.dtype) -> Machine:
     return Machine(read_bandwidth(), matmul_rate(dtype), torch.get_num_threads())
 
 
-def limit(book: Ledger, test: Test, machine: Machine) -> float:
+def stored_types(lm: LanguageModel) -> dict[str, str]:
+    """Parameter name -> GGML type, of the matrices that single tokens read in their quantised form."""
+    return lm.engine.block_types if isinstance(lm.engine, NativeDecoder) else {}
+
+
+def types_in_short(types: Mapping[str, str], dtype: str) -> str:
+    """'bf16'; or 'q4_1+bf16' where prompts are read in bf16 and most matrices of a single token are Q4_1."""
+    usual = Counter(types.values()).most_common(1)
+    return f"{usual[0][0].lower()}+{dtype}" if usual else dtype
+
+
+def bytes_per_token(book: Ledger, position: int, types: Mapping[str, str] | None = None) -> int:
+    """Bytes that one step after `position` cached tokens reads: every weight once, and the cache.
+
+    Weights are of the ledger's dtype, those named in `types` of another. A table that is only looked
+    up counts nothing; a tied head reads the embedding's matrix.
+    """
+    weights = sum(
+        nbytes(row.count, (types or {}).get(row.tie or row.name, book.dtype))
+        for row in book.tensors
+        if row.part not in ("embed", "positions")
+    )
+    return weights + book.totals(Workload("decode", past=position)).kv_read
+
+
+def limit(book: Ledger, test: Test, machine: Machine, types: Mapping[str, str] | None = None) -> float:
     """Tokens a second that the machine allows for this model: the ledger's cost over the measured rate."""
     if test.kind == "pp":
         return test.n * machine.flops_per_s / book.totals(Workload("prefill", new=test.n)).flops
     # The cache grows from 0 to n tokens, so half of n stands for all steps.
-    return machine.bytes_per_s / book.bytes_per_token(position=test.n // 2)
+    return machine.bytes_per_s / bytes_per_token(book, test.n // 2, types)
 
 
 @dataclass(frozen=True)
 class Result:
     """One line of the table: `samples` and `limit` in tokens a second, `size` in bytes.
+
+    `dtype` is in `types_in_short`'s words.
 
     `ratio` is the median of our speed over theirs, repetition by repetition; None if there was no other.
     """
@@ -241,7 +272,6 @@ def bench(
 ) -> list[Result]:
     """Runs the tests on a loaded model, and on transformers with the same weights if wanted."""
     dtype = lm.decoder.embed.weight.dtype
-    book = Ledger(lm.spec, str(dtype))
     ours = Openbook(lm)
     with ExitStack() as stack:
         engines: list[Engine] = [ours]
@@ -251,22 +281,34 @@ def bench(
         progress("measuring this machine")
         machine = measure_machine(dtype)
         speeds = measure(engines, tests, repetitions, progress)
-    return [
-        Result(
-            dtype=book.dtype,
-            size=book.weight_bytes,
-            params=book.params.total,
-            engine=name,
-            test=test,
-            samples=samples,
-            limit=limit(book, test, machine),
-            machine=machine,
-            ratio=_ratio(samples, speeds[engines[-1].name, test])
-            if against_hf and name == ours.name
-            else None,
-        )
-        for (name, test), samples in speeds.items()
-    ]
+    results = []
+    for (name, test), samples in speeds.items():
+        types = stored_types(lm) if name == ours.name else {}
+        ratio = _ratio(samples, speeds[engines[-1].name, test]) if against_hf and name == ours.name else None
+        results.append(_result(Ledger(lm.spec, str(dtype)), types, name, test, samples, machine, ratio))
+    return results
+
+
+def _result(
+    book: Ledger,
+    types: Mapping[str, str],
+    engine: str,
+    test: Test,
+    samples: list[float],
+    machine: Machine,
+    ratio: float | None,
+) -> Result:
+    return Result(
+        dtype=types_in_short(types, book.dtype),
+        size=sum(nbytes(r.count, types.get(r.name, book.dtype)) for r in book.tensors if r.tie is None),
+        params=book.params.total,
+        engine=engine,
+        test=test,
+        samples=samples,
+        limit=limit(book, test, machine, types),
+        machine=machine,
+        ratio=ratio,
+    )
 
 
 def _ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:

@@ -25,9 +25,9 @@ def run(
     ] = 128,
     repetitions: Annotated[int, typer.Option("--repetitions", "-r", min=1, help="Of each test.")] = 5,
     dtype: Annotated[
-        str | None,
-        typer.Option(help="fp32, bf16, or several with commas between.", show_default="as generate runs it"),
-    ] = None,
+        str,
+        typer.Option(help="default (as generate runs it), fp32, bf16; several with commas between."),
+    ] = "default",
     threads: Threads = None,
     vs: Annotated[
         Literal["hf"] | None,
@@ -46,8 +46,10 @@ def run(
         raise UsageError("-p 0 and -n 0 leave nothing to measure")
     name = Path(model).stem
     results: list[Result] = []
-    for wanted in dtype.split(",") if dtype else [None]:
-        results += _measure(model, wanted, tests, repetitions, threads, vs == "hf", force)
+    for wanted in dtype.split(","):
+        results += _measure(
+            model, None if wanted == "default" else wanted, tests, repetitions, threads, vs == "hf", force
+        )
     if json:
         terminal.write_json("bench", {"model": name, "results": [_plain(result) for result in results]})
     else:

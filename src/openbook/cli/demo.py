@@ -118,7 +118,7 @@ def answer(file: Path, threads: int | None) -> LanguageModel:
 
 def compare(spec: ModelSpec, lm: LanguageModel) -> None:
     """What the ledger says of one token in the middle of the answer, beside what happened."""
-    from openbook.bench import count_flops, read_bandwidth
+    from openbook.bench import bytes_per_token, count_flops, read_bandwidth, stored_types, types_in_short
     from openbook.infer.generate import cache_for
     from openbook.ledger import ledger
 
@@ -128,25 +128,29 @@ def compare(spec: ModelSpec, lm: LanguageModel) -> None:
     with terminal.Status() as status:
         status("measuring this machine")
         flops, bandwidth = count_flops(lm.decoder, position), read_bandwidth()
-    read, speed = book.bytes_per_token(position), stats.decode_rate
+    types = stored_types(lm)
+    read, speed = bytes_per_token(book, position, types), stats.decode_rate
     rows = (
-        (f"per token, in {book.dtype}", "the ledger says", "this run"),
+        (f"per token, {types_in_short(types, book.dtype)}", "the ledger says", "this run"),
         ("FLOPs", f"{book.flops_per_token(position):,}", f"{flops:,} counted"),
         (
             "bytes of KV cache",
             f"{book.kv_bytes_per_token():,}",
             f"{cache_for(lm.decoder, 1, 1).nbytes:,} allocated",
         ),
-        ("bytes read from memory", f"{read:,}", f"{read * speed / 1e9:.1f} GB/s while answering"),
+        (
+            "bytes read from memory",
+            f"{read:,}",
+            f"{read * speed / 1e9:.1f} GB/s of the {bandwidth / 1e9:.1f} this machine can",
+        ),
         (
             "tokens/s",
             f"at most {bandwidth / read:.1f}",
-            f"{speed:.1f}, {speed * read / bandwidth:.0%} of the limit",
+            f"{speed:.1f}: {speed * read / bandwidth:.0%} of that, with {_threads()}",
         ),
     )
     for label, says, did in rows:
-        print(f"{label:<{LABEL + 14}}{says:>16}   {did}")
-    print(f"The limit: this machine reads {bandwidth / 1e9:.1f} GB/s, measured just now with {_threads()}.")
+        print(f"{label:<24}{says:>15}   {did}")
 
 
 def _threads() -> str:

@@ -79,6 +79,7 @@ class NativeDecoder:
         self._lowered = Lowering(decoder, blocks or {})
         self._ops = (Op * len(self._lowered.ops))(*self._lowered.ops)
         self.bytes_per_step = self._lowered.matrix_bytes
+        self.block_types = {name: matrix.type for name, matrix in (blocks or {}).items()}
         self._n_heads = max(block.attn.n_heads for block in self.spec.layers)
         self._bindings: WeakKeyDictionary[Any, Binding] = WeakKeyDictionary()
 
