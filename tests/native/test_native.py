@@ -92,6 +92,8 @@ def test_what_native_does_not_do_is_the_decoders():
     native, ids = NativeDecoder(decoder), random_ids(decoder.spec, 2, 9)
     assert torch.equal(native(ids), decoder(ids))
     assert torch.equal(native(ids, last_only=True), decoder(ids, last_only=True))
+    last = native(ids[:1], last_only=True)  # the head alone
+    torch.testing.assert_close(last, decoder(ids[:1], last_only=True), atol=1e-6, rtol=0)
     positions = torch.tensor([[-1, 0, 1], [0, 1, 2]])
     cache = Cache(decoder.spec, 2, 9)
     native(ids[:, :3], positions, cache)

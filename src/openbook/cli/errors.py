@@ -30,6 +30,7 @@ EXIT_CODES = {
     "RequestError": USAGE,
     "MisfitError": FAILED,
     "NonFiniteError": FAILED,
+    "NonFiniteLogitsError": FAILED,
     "CacheFullError": FAILED,
     "ChatError": FAILED,
     "CheckFailedError": FAILED,

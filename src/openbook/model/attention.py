@@ -157,6 +157,7 @@ class Attention(nn.Module):
         mask: Mask,
         cache: LayerCache | None = None,
     ) -> Float[Tensor, "B T D"]:
+        x = x.to(self.q.weight.dtype)
         q, k, v = (self._heads(project(x)) for project in (self.q, self.k, self.v))
         if self.q_norm is not None:
             q = self.q_norm(q)

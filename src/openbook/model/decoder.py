@@ -18,10 +18,12 @@ from openbook.spec.model import Learned, ModelSpec, Sinusoidal
 class Cache(Protocol):
     """What the model needs of a KV cache (`openbook.infer.cache.Cache` is one)."""
 
-    layers: Sequence[LayerCache]
     capacity: int
     length: int
     padded: bool
+
+    @property
+    def layers(self) -> Sequence[LayerCache]: ...
 
     def extend(self, positions: Int[Tensor, "B T"], padded: bool) -> Mapping[int | None, Int[Tensor, "B S"]]:
         """Makes room for T tokens. Returns, for each window, the positions of the keys a layer will see."""
@@ -71,7 +73,7 @@ class Decoder(nn.Module):
         `last_only` the head sees the last token alone, and the result is [B, 1, V].
         """
         x = self.hidden(ids, positions, cache)
-        return self.head(x[:, -1:] if last_only else x)
+        return self.head((x[:, -1:] if last_only else x).to(self.head.weight.dtype))
 
     def hidden(
         self,
@@ -79,14 +81,17 @@ class Decoder(nn.Module):
         positions: Int[Tensor, "B T"] | None = None,
         cache: Cache | None = None,
     ) -> Float[Tensor, "B T D"]:
-        """What the head reads: the residual stream after the last layer and the final norm."""
+        """What the head reads: the residual stream after the last layer and the final norm, fp32.
+
+        The stream is fp32 whatever the weights are: in bf16 every layer's addition would round it.
+        """
         padded = positions is not None or (cache is not None and cache.padded)
         if positions is None:
             past = cache.length if cache is not None else 0
             positions = torch.arange(past, past + ids.shape[1], device=ids.device)[None]
-        x = self.embed(ids)
+        x = self.embed(ids).float()
         if self.positions is not None:
-            x = x + self.positions(positions).to(x.dtype)
+            x = x + self.positions(positions)
         capacity = cache.capacity if cache is not None else None
         keys = (
             cache.extend(positions, padded) if cache is not None else dict.fromkeys(self._windows, positions)

@@ -34,5 +34,6 @@ class Mlp(nn.Module):
         self.down = nn.Linear(spec.d_ff, d_model, bias=spec.down_bias)
 
     def forward(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+        x = x.to(self.up.weight.dtype)
         hidden = self.act(self.up(x)) if self.gate is None else self.act(self.gate(x)) * self.up(x)
         return self.down(hidden)

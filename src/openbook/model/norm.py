@@ -9,7 +9,7 @@ from openbook.spec.model import Norm as NormSpec
 
 
 class Norm(nn.Module):
-    """y = normalise(x) · (offset + weight) + bias, accumulated in fp32 whatever x's dtype.
+    """y = normalise(x) · (offset + weight) + bias, computed in fp32; the result has x's dtype.
 
     `layer` removes the mean and divides by the standard deviation (Ba et al. 2016); `rms` divides by
     the root of the mean square (Zhang & Sennrich 2019). eps is added inside the root.
@@ -23,9 +23,11 @@ class Norm(nn.Module):
 
     def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
         dtype, weight, bias = x.dtype, self.weight, self.bias
+        x = x.float()
+        weight = weight.float() if weight is not None else None
         if weight is not None and self.spec.offset:
-            x, weight = x.float(), weight.float() + self.spec.offset  # bf16 would round the sum
-            bias = bias.float() if bias is not None else None
+            weight = weight + self.spec.offset
+        bias = bias.float() if bias is not None else None
         if self.spec.kind == "layer":
             return F.layer_norm(x, x.shape[-1:], weight, bias, self.spec.eps).to(dtype)
         y = F.rms_norm(x, x.shape[-1:], weight, self.spec.eps)

@@ -64,8 +64,8 @@ class Lowering:
         self._embed()
         for n, layer in enumerate(decoder.layers):
             self._block(n, cast("Block", layer))
-        final = self._norm(decoder.final_norm, self.x, spec.d_model)
-        self._linear(decoder.head, final, None)
+        self.head_input = self._norm(decoder.final_norm, self.x, spec.d_model)
+        self._linear(decoder.head, self.head_input, None)
 
     @property
     def matrix_bytes(self) -> int:

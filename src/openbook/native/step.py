@@ -62,8 +62,9 @@ class NativeDecoder:
     """Has the face of `Decoder`: `native(ids, positions, cache, last_only)`.
 
     A call with one token, a cache and no gradient runs in C, in fp32 arithmetic, and returns fp32
-    logits; any other is the decoder's own. Weights are read where the decoder's parameters lie, so
-    values may change in place, but a parameter must not be moved to another storage.
+    logits; so does the head for the last of many tokens. All else is the decoder's own. Weights are
+    read where the decoder's parameters lie, so values may change in place, but a parameter must not be
+    moved to another storage.
 
     `blocks` (`openbook.weights.quantised_matrices`) are read instead of the parameters of their names: a
     4-bit file then costs a step an eighth of fp32's bytes, for the same numbers.
@@ -91,32 +92,48 @@ class NativeDecoder:
         last_only: bool = False,
     ) -> Float[Tensor, "B rows V"]:
         """See `Decoder.forward`."""
-        if cache is None or positions is not None or ids.numel() != 1 or not self._serves(cache):
-            return self.decoder(ids, positions, cache, last_only)
-        return self._step(int(ids), cache)
+        alone = ids.shape[0] == 1 and not torch.is_grad_enabled()
+        if alone and ids.shape[1] == 1 and positions is None and cache is not None and self._serves(cache):
+            return self._step(int(ids), cache)
+        if alone and last_only:
+            return self._head(self.decoder.hidden(ids, positions, cache)[0, -1])
+        return self.decoder(ids, positions, cache, last_only)
 
     def _serves(self, cache: Cache) -> bool:
         layers: Any = cache.layers
-        return not cache.padded and not torch.is_grad_enabled() and layers[0].k.dtype in DTYPES
+        return not cache.padded and layers[0].k.dtype in DTYPES
 
     def _step(self, token: int, cache: Cache) -> Float[Tensor, "1 1 V"]:
         if not 0 <= token < self.spec.vocab_size:
             raise IndexError(f"token {token} is outside the vocabulary of {self.spec.vocab_size}")
         position = torch.tensor([[cache.length]])
-        layers: Any = cache.layers
         cache.extend(position, padded=False)
         self._prepare_positions(position, cache.capacity)
-        logits = torch.empty(1, 1, self.spec.vocab_size)
-        self._ops[-1].dst = logits.data_ptr()
+        layers: Any = cache.layers
         bound = self._bind(cache)
-        step = Step(
-            token, cache.length - 1, cache.length, bound.k, bound.v, bound.cells,
-            bound.scratch.data_ptr(), bound.scratch.shape[1],
-            DTYPES[layers[0].k.dtype], torch.get_num_threads(),
+        logits = self._interpret(
+            0, token=token, position=cache.length - 1, length=cache.length,
+            k=bound.k, v=bound.v, cells=bound.cells, cache_dtype=DTYPES[layers[0].k.dtype],
+            scratch=bound.scratch.data_ptr(), scratch_row=bound.scratch.shape[1],
         )  # fmt: skip
-        self._run(self._ops, ctypes.c_int64(len(self._ops)), ctypes.byref(step))
         for layer in layers:
             layer.length = cache.length
+        return logits
+
+    def _head(self, hidden: Float[Tensor, " D"]) -> Float[Tensor, "1 1 V"]:
+        self._lowered.head_input.copy_(hidden)
+        return self._interpret(len(self._ops) - 1)
+
+    def _interpret(self, first: int, **step: Any) -> Float[Tensor, "1 1 V"]:
+        """Runs the operations from number `first` on; the last one's result is new memory."""
+        logits = torch.empty(1, 1, self.spec.vocab_size)
+        self._ops[-1].dst = logits.data_ptr()
+        count = ctypes.c_int64(len(self._ops) - first)
+        self._run(
+            ctypes.byref(self._ops, first * ctypes.sizeof(Op)),
+            count,
+            ctypes.byref(Step(threads=torch.get_num_threads(), **step)),
+        )
         return logits
 
     def _prepare_positions(self, position: Tensor, capacity: int) -> None:
