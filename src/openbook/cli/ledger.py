@@ -73,8 +73,9 @@ def run(
     from openbook.sources import resolve
 
     book = ledger(resolve(model).spec, dtype)
-    tokens = new or (1 if mode == "decode" else min(512, book.spec.max_positions))
-    workload = Workload(mode, batch, tokens, past, attention=attention)
+    if new is None:
+        new = 1 if mode == "decode" else min(512, book.spec.max_positions)
+    workload = Workload(mode, batch, new, past, attention=attention)
     if json or form == "json":
         data = to_json(book, workload, by or "kind")
         terminal.write_json("ledger", {k: v for k, v in data.items() if k != "schema"})

@@ -25,9 +25,10 @@ def run(
     verbose: Verbose = False,
 ) -> None:
     """Compares every tensor of a file with the ledger: names, shapes, types. Exit code 1 if one differs."""
+    from openbook.cli.loading import source_with_weights
     from openbook.weights.verify import verify
 
-    report = verify(model, values=values)
+    report = verify(source_with_weights(model).weights, values=values)
     if json:
         terminal.write_json("verify", _plain(report))
     else:
