@@ -18,7 +18,9 @@ TRANSLATION = ROOT / "README.zh-CN.md"
 UPDATE = os.environ.get("OPENBOOK_UPDATE") == "1"
 
 COMMAND = re.compile(r"```console\n\$ openbook (?P<arguments>.*)\n(?P<output>(?:(?!```).*\n)*)```\n")
-PROGRAM = re.compile(r"```python\n(?P<source>(?:(?!```).*\n)*)```\n\n```text\n(?P<output>(?:(?!```).*\n)*)```\n")
+PROGRAM = re.compile(
+    r"```python\n(?P<source>(?:(?!```).*\n)*)```\n\n```text\n(?P<output>(?:(?!```).*\n)*)```\n"
+)
 BLOCK = re.compile(r"```\w*\n(?:(?!```).*\n)*```\n")
 
 

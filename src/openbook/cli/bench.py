@@ -113,7 +113,7 @@ def _notes(results: list[Result]) -> tuple[str, ...]:
 
 
 def _best_against_best(results: list[Result]) -> Iterator[str]:
-    """Our first row of each test against the fastest of the others', where there were several to choose from."""
+    """Our first row of each test against the fastest of the others, where there were several."""
     for test in dict.fromkeys(result.test for result in results):
         ours = [r for r in results if r.test == test and r.ratio]
         theirs = [r for r in results if r.test == test and not r.ratio]
