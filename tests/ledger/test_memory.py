@@ -123,6 +123,31 @@ def test_one_pre_norm_layer_keeps_what_one_counts_by_hand():
     assert kept == tokens * (attention + mlp + 2 * d + 2) * 4
 
 
+def test_a_bf16_layer_keeps_norms_in_fp32_and_a_copy_of_them_for_the_matrices():
+    # RMSNorm, MHA without positions, GELU, fused. In fp32: x, root, quotient (twice), and the final norm's;
+    # the sums of rows. In bf16: the copies that q and up read, q, k, v, result, up, activated; the head's.
+    norm = Norm("rms")
+    block = Block(Attention(4, 4, 8, 1.0), Mlp(96, "gelu", gated=False), attn_norm=norm, mlp_norm=norm)
+    spec = ModelSpec(100, 24, 64, (block,), Head(tied=False), norm)
+    d, hk, f = 24, 32, 96
+    fp32 = 3 * (2 * d + 1) + 4
+    bf16 = 3 * d + 4 * hk + 2 * f
+    kept = ledger(spec, "bf16").totals(Workload("train", batch=2, new=5)).kept_bytes
+    assert kept == 2 * 5 * (4 * fp32 + 2 * bf16)
+
+
+def test_a_parallel_bf16_layer_copies_the_shared_norm_twice():
+    def kept(dtype, residual):
+        attn, mlp = Attention(4, 4, 8, 1.0), Mlp(96, "gelu", gated=False)
+        layer = Block(attn, mlp, attn_norm=Norm("rms"), residual=residual)
+        spec = ModelSpec(100, 24, 64, (layer,), Head(tied=False))
+        return ledger(spec, dtype).totals(Workload("train", new=5)).kept_bytes
+
+    # One tensor for both halves in fp32; in bf16 each half casts it for itself.
+    assert kept("fp32", "serial") - kept("fp32", "parallel_shared") == 5 * 24 * 4
+    assert kept("bf16", "serial") == kept("bf16", "parallel_shared")
+
+
 def test_generation_keeps_nothing_for_a_backward_pass():
     assert ledger(preset("gpt2")).totals(Workload("prefill", new=64)).kept_bytes == 0
     assert ledger(preset("gpt2")).memory(Workload("prefill", new=64)).recipe is None

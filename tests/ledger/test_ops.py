@@ -1,5 +1,6 @@
 """FLOPs and bytes of steps, against published figures and arithmetic by hand."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -149,8 +150,9 @@ def test_elementwise_steps_and_look_ups_count_nothing():
 @given(batch=st.integers(1, 4), new=st.integers(1, 9), past=st.integers(0, 9))
 def test_every_formula_gives_its_number(batch, new, past):
     spec = preset("qwen3-0.6b")
+    book = ledger(spec.replace(layers=spec.layers[:1]))
     for convention in ("causal", "half", "full"):
-        for row in ledger(spec).ops(Workload("prefill", batch, new, past, attention=convention))[:25]:
+        for row in book.ops(Workload("prefill", batch, new, past, attention=convention)):
             if row.formula:
                 product = 1
                 for factor in row.numbers.split("·"):
@@ -248,6 +250,21 @@ def test_activations_take_the_workloads_dtype_and_weights_the_ledgers():
     row = named(one_layer(), Workload("prefill", new=4, dtype="fp32"), "q8_0")["layers.0.attn.q"]
     assert row.activation_bytes == 4 * 32 * 4
     assert row.weight_bytes == 24 * 32 // 32 * 34
+
+
+def test_the_residual_stream_and_the_scores_are_fp32_in_a_bf16_model():
+    rows = named(preset("qwen3-0.6b"), Workload("prefill", new=4), "bf16")
+    layer = {name: row for name, row in rows.items() if not name.startswith("layers.") or ".0." in name}
+    wide = {
+        name.removeprefix("layers.0.")
+        for name, row in layer.items()
+        if row.activation_bytes == 4 * math.prod(row.out_shape)
+    }
+    assert wide == {
+        "embed", "attn_norm", "attn.scores", "attn.masked", "attn.probs", "attn_add", "mlp_norm", "mlp_add",
+        "final_norm",
+    }  # fmt: skip
+    assert {row.activation_bytes // math.prod(row.out_shape) for row in layer.values()} == {2, 4}
 
 
 def test_folded_totals_equal_the_sum_over_all_steps():

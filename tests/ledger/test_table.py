@@ -124,6 +124,12 @@ def test_totals_stand_beside_their_conventions():
     assert "GiB (2³⁰ bytes)" in memory
 
 
+def test_bytes_of_mixed_precision_are_said_to_be_mixed():
+    spec, mixed = preset("gpt2"), "the residual stream, its norms and scores in fp32"
+    assert mixed in " ".join(op_table(ledger(spec, "bf16"), Workload("prefill", new=8)).text().split())
+    assert mixed not in " ".join(op_table(ledger(spec, "fp32"), Workload("prefill", new=8)).text().split())
+
+
 def test_parameter_counts_stand_beside_their_definitions():
     book = ledger(preset("gpt2"))
     for row in read_csv(params_table(book)):

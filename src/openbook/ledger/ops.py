@@ -13,6 +13,10 @@ Attention is the one place where honest authors differ, so its convention has a 
     full     the whole rectangle, T·S. What a kernel that skips nothing executes.
 
 A window W is honoured in all three: no query is charged more than W keys (full: T·min(S, W)).
+
+Of a mixed-precision model the matrices, the KV cache and whatever lies between two matrices have the
+workload's dtype. The residual stream, the norms on it, the scores and the probabilities are fp32 in any
+model. A matrix that reads the stream reads a copy in its own dtype, and a norm off the stream an fp32 copy.
 """
 
 from __future__ import annotations
@@ -61,9 +65,9 @@ class Workload:
     `decode` are the two halves of generation: many tokens at once, of which only the last one's logits
     are wanted, and then one token at a time. `last_only` overrides which rows the head computes.
 
-    `dtype` is that of activations and KV cache; None means the weights' own, or fp32 where those are
-    quantised. `core` says which attention the activations are counted for: `fused` keeps no scores,
-    `explicit` makes them.
+    `dtype` is that of the matrices' outputs and the KV cache; None means the weights' own, or fp32 where
+    those are quantised. The residual stream is fp32 whatever it says. `core` says which attention the
+    activations are counted for: `fused` keeps no scores, `explicit` makes them.
     """
 
     mode: Mode = "prefill"
@@ -108,7 +112,7 @@ class Workload:
         return 1 if last_only else self.new
 
     def activation_dtype(self, weights: str) -> str:
-        """The dtype of activations and cache beside weights of dtype `weights`."""
+        """The dtype of the matrices' outputs and the cache beside weights of dtype `weights`."""
         if self.dtype is not None:
             return dtype_name(self.dtype)
         return "fp32" if "_" in weights else weights
@@ -143,9 +147,10 @@ class OpRow:
     """One step. Shapes are those of activations; the weights it reads have rows of their own.
 
     `formula` and `numbers` give `flops` in letters and in numbers ("" where it is 0). `letters` reads
-    "B T D → B T H·K". `activation_bytes` is the size of the output (a fused attention core never holds its
-    scores as a whole: see `memory`). `kept_bytes` is what the step keeps for its backward pass
-    (training only); `kv_read` and `kv_written` are bytes of the cache (generation only).
+    "B T D → B T H·K". `activation_bytes` is the size of the output: in the workload's dtype, or fp32 on the
+    residual stream (a fused attention core never holds its scores as a whole: see `memory`). `kept_bytes`
+    is what the step keeps for its backward pass (training only); `kv_read` and `kv_written` are bytes of
+    the cache (generation only).
     """
 
     name: str
@@ -182,7 +187,8 @@ class _Step:
     """A step in letters, before a workload gives them numbers.
 
     `keeps` lists the tensors that its backward pass will ask for, `keeps_fp32` those of them that are
-    fp32 whatever the model's dtype. `kv` says whether it reads the cached keys (or values).
+    fp32 whatever the model's dtype; `fp32` says the same of the output. `kv` says whether it reads the
+    cached keys (or values).
     """
 
     name: str
@@ -191,6 +197,7 @@ class _Step:
     work: str = ""
     keeps: tuple[str, ...] = ()
     keeps_fp32: tuple[str, ...] = ()
+    fp32: bool = False
     kv: bool = False
 
 
@@ -204,7 +211,9 @@ def _linear(name: str, out: str, into: str, *, rows: str = "T", keeps_input: boo
     )
 
 
-def _norm(name: str, norm: Norm | None, shape: str, *, keeps_input: bool = True) -> Iterator[_Step]:
+def _norm(
+    name: str, norm: Norm | None, shape: str, *, fp32: bool = False, keeps_input: bool = True
+) -> Iterator[_Step]:
     if norm is None:
         return
     rows = shape.rpartition(" ")[0]
@@ -212,16 +221,7 @@ def _norm(name: str, norm: Norm | None, shape: str, *, keeps_input: bool = True)
     # LayerNorm: mean and deviation of each row. RMSNorm, written out: the root mean square of each row, and
     # the quotient if a weight multiplies it.
     rest = (rows, rows) if norm.kind == "layer" else (rows, shape) if norm.weight else (rows,)
-    kept = (*read, *rest)
-    if _in_fp32(norm):
-        yield _Step(name, (shape,), shape, keeps_fp32=kept)
-    else:
-        yield _Step(name, (shape,), shape, keeps=kept)
-
-
-def _in_fp32(norm: Norm) -> bool:
-    """Whether a norm casts its input to fp32, instead of a kernel doing so inside."""
-    return norm.kind == "rms" or (norm.weight and norm.offset != 0)
+    yield _Step(name, (shape,), shape, keeps_fp32=(*read, *rest), fp32=fp32)
 
 
 def _attention_work(attention: Convention, window: int | None) -> str:
@@ -254,9 +254,11 @@ def _attention_steps(block: Block, w: Workload) -> Iterator[_Step]:
         capped = (scores,) if attn.softcap is not None else ()
         kept = {"scores": (heads, heads), "mix": (heads, scores)}
         kept_fp32 = {"scores": capped, "probs": (scores,)}
-    yield _Step("attn.scores", (heads, cached), scores, work, kept["scores"], kept_fp32["scores"], kv=True)
-    yield _Step("attn.masked", (scores,), scores)
-    yield _Step("attn.probs", (scores,), scores, keeps_fp32=kept_fp32["probs"])
+    yield _Step(
+        "attn.scores", (heads, cached), scores, work, kept["scores"], kept_fp32["scores"], fp32=True, kv=True
+    )
+    yield _Step("attn.masked", (scores,), scores, fp32=True)
+    yield _Step("attn.probs", (scores,), scores, keeps_fp32=kept_fp32["probs"], fp32=True)
     yield _Step("attn.mix", (scores, cached), heads, work, kept["mix"], kv=True)
     # The fused result lies as q does: token by token if q is the projection as it is. If q is rotated,
     # normed or folded into groups, it lies head by head, and `o` reads a copy (one head has no order).
@@ -289,41 +291,33 @@ def _mlp_steps(block: Block, keeps_input: bool) -> Iterator[_Step]:
     yield _linear("mlp.down", "D", "F")
 
 
-def _keeps_input_itself(norm: Norm | None, dtype: str) -> bool:
-    """False for a norm that has to copy its input into fp32. A matrix (no norm) keeps what it reads."""
-    return norm is None or not _in_fp32(norm) or dtype == "fp32"
-
-
 def _block_steps(block: Block, w: Workload, dtype: str) -> Iterator[_Step]:
     stream = "B T D"
-    # In a parallel block attention and MLP read the same tensor, which is kept once.
-    same = block.residual == "parallel_shared" or (
-        block.residual == "parallel"
-        and _keeps_input_itself(block.attn_norm, dtype)
-        and _keeps_input_itself(block.mlp_norm, dtype)
-    )
-    has_norm = block.mlp_norm is not None
-    yield from _norm("attn_norm", block.attn_norm, stream)
+    # In a parallel block attention and MLP read the same tensor. It is kept once, unless one of them is a
+    # matrix (there is no norm before it) that has to keep a copy in its own dtype.
+    both_normed = block.attn_norm is not None and block.mlp_norm is not None
+    once = block.residual != "serial" and (both_normed or dtype == "fp32")
+    yield from _norm("attn_norm", block.attn_norm, stream, fp32=True)
     yield from _attention_steps(block, w)
     yield from _norm("attn_out_norm", block.attn_out_norm, stream)
-    yield _Step("attn_add", (stream, stream), stream)
-    yield from _norm("attn_add_norm", block.attn_add_norm, stream)
-    yield from _norm("mlp_norm", block.mlp_norm, stream, keeps_input=not same)
-    yield from _mlp_steps(block, keeps_input=has_norm or not same)
+    yield _Step("attn_add", (stream, stream), stream, fp32=True)
+    yield from _norm("attn_add_norm", block.attn_add_norm, stream, fp32=True)
+    yield from _norm("mlp_norm", block.mlp_norm, stream, fp32=True, keeps_input=not once)
+    yield from _mlp_steps(block, keeps_input=block.mlp_norm is not None or not once)
     yield from _norm("mlp_out_norm", block.mlp_out_norm, stream)
-    yield _Step("mlp_add", (stream, stream), stream)
-    yield from _norm("mlp_add_norm", block.mlp_add_norm, stream)
-    yield from _norm("end_norm", block.end_norm, stream)
+    yield _Step("mlp_add", (stream, stream), stream, fp32=True)
+    yield from _norm("mlp_add_norm", block.mlp_add_norm, stream, fp32=True)
+    yield from _norm("end_norm", block.end_norm, stream, fp32=True)
 
 
 def _input_steps(spec: ModelSpec) -> Iterator[_Step]:
-    yield _Step("embed", ("B T",), "B T D")
+    yield _Step("embed", ("B T",), "B T D", fp32=True)
     if spec.positions is not None:
-        yield _Step("positions", ("B T D",), "B T D")
+        yield _Step("positions", ("B T D",), "B T D", fp32=True)
 
 
 def _output_steps(spec: ModelSpec, w: Workload) -> Iterator[_Step]:
-    yield from _norm("final_norm", spec.final_norm, "B T D")
+    yield from _norm("final_norm", spec.final_norm, "B T D", fp32=True)
     yield _linear("head", "V", "D", rows="T" if w.head_rows == w.new else "1")
 
 
@@ -387,7 +381,7 @@ def _op_rows(
                 numbers=spell(work, numbers) if work else "",
                 flops=evaluate(work, numbers) if work else 0,
                 weight_bytes=weight_bytes.get(step.name, 0),
-                activation_bytes=size(step.out),
+                activation_bytes=size(step.out, "fp32" if step.fp32 else dtype),
                 kept_bytes=kept if w.mode == "train" else 0,
                 kv_read=size("B G read K") if cached else 0,
                 kv_written=size("B G T K") if cached else 0,

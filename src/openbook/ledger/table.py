@@ -267,12 +267,16 @@ def op_table(book: Ledger, workload: Workload, by: By = "kind") -> Table:
     sections, n_layers = book.op_sections(workload), book.spec.n_layers
     totals = book.totals(workload)
     sums = tuple(getattr(totals, measure) for measure in OP_MEASURES)
-    notes = (
-        f"FLOPs: {'; '.join(workload.conventions())}.",
-        f"Bytes: weights in {book.dtype}, activations and cache in {workload.activation_dtype(book.dtype)}.",
-    )
+    activations = workload.activation_dtype(book.dtype)
     # One column of bytes beside the weights': what matters most in this mode.
     column = {"train": "kept", "prefill": "output", "decode": "KV read"}[workload.mode]
+    # A column of activations mixes dtypes; one of the cache does not.
+    mixed = column != "KV read" and activations != "fp32"
+    fp32 = ", the residual stream, its norms and scores in fp32" if mixed else ""
+    notes = (
+        f"FLOPs: {'; '.join(workload.conventions())}.",
+        f"Bytes: weights in {book.dtype}, activations and cache in {activations}{fp32}.",
+    )
     measures = (
         Column("FLOPs", "count"),
         Column("weights", "bytes"),
