@@ -125,11 +125,14 @@ def causal_attention(
     if T == S and (long or T <= 64 or q.device.type != "cpu"):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
     block = 256 if long else 64
+    # Row i of a block that ends at key `end` sees all but the last block - 1 - i keys before `end`: one
+    # table for the last block, whose right part serves the others. Additive, as the kernel wants it.
+    table = torch.full((block, S), -torch.inf, dtype=q.dtype, device=q.device).triu(S - block + 1)
     blocks = []
     for start in range(0, T, block):
         rows = q[:, :, start : start + block]
         end = S - T + start + rows.shape[2]
-        seen = torch.ones(rows.shape[2], end, dtype=torch.bool, device=q.device).tril(end - rows.shape[2])
+        seen = table[block - rows.shape[2] :, S - end :]
         blocks.append(
             F.scaled_dot_product_attention(rows, k[:, :, :end], v[:, :, :end], attn_mask=seen, scale=scale)
         )
