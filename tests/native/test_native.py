@@ -1,5 +1,8 @@
 """One token in C against the same token in PyTorch."""
 
+import os
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
@@ -181,3 +184,34 @@ def test_matrices_of_a_file_are_views_of_its_blocks(tmp_path):
     for name, matrix in blocks.items():
         decoded = dequantize(matrix.data.contiguous().numpy(), matrix.type).view(parameters[name].shape)
         assert torch.equal(decoded, parameters[name].detach())
+
+
+def test_two_models_run_side_by_side_from_two_python_threads():
+    """ctypes lets other Python threads run: they share the workers, never a run."""
+    decoders = [noisy_decoder(VARIANTS[name]) for name in ("llama", "qwen3")]
+    ids = random_ids(decoders[0].spec, 1, LENGTH)
+
+    @torch.inference_mode()
+    def generate(decoder):
+        native = NativeDecoder(decoder)
+        return [token_by_token(native, ids, prefill=1) for _ in range(20)]
+
+    with ThreadPoolExecutor(2) as pool:
+        for decoder, results in zip(decoders, pool.map(generate, decoders), strict=True):
+            expected = decoder(ids)
+            for result in results:
+                torch.testing.assert_close(result, expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_runs_on_without_its_parents_threads():
+    decoder = noisy_decoder(VARIANTS["llama"])
+    native, ids = NativeDecoder(decoder), random_ids(decoder.spec, 1, 9)
+    with torch.inference_mode():
+        expected = token_by_token(native, ids, prefill=1)
+    child = os.fork()
+    if child == 0:
+        with torch.inference_mode():
+            os._exit(0 if torch.equal(token_by_token(native, ids, prefill=1), expected) else 1)
+    assert os.waitpid(child, 0)[1] == 0

@@ -18,7 +18,7 @@ from pathlib import Path
 from openbook.models import home
 
 SOURCE = Path(__file__).with_name("runner.c")
-FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-shared", "-fPIC")
+FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-shared", "-fPIC", "-pthread")
 
 
 class NativeUnavailableError(RuntimeError):
@@ -55,15 +55,13 @@ def _fingerprint(compiler: str) -> str:
 
 
 def _compile(compiler: str, path: Path) -> None:
-    """Tries with OpenMP, then without (one thread): Apple's clang has none."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         made = Path(folder) / path.name
-        for threads in (("-fopenmp",), ()):
-            command = [compiler, *FLAGS, *threads, "-o", str(made), str(SOURCE), "-lm"]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode == 0:
-                os.replace(made, path)
-                return
+        command = [compiler, *FLAGS, "-o", str(made), str(SOURCE), "-lm"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode == 0:
+            os.replace(made, path)
+            return
     reason = done.stderr.strip().splitlines()
     raise NativeUnavailableError(f"{compiler} could not compile it: {reason[0] if reason else 'no message'}")

@@ -75,7 +75,7 @@ class NativeDecoder:
         self.decoder = decoder
         self.spec = decoder.spec
         self._run = library().openbook_run
-        self._run.restype = None
+        self._run.restype = ctypes.c_int32
         _check_layout()
         self._lowered = Lowering(decoder, blocks or {})
         self._ops = (Op * len(self._lowered.ops))(*self._lowered.ops)
@@ -129,11 +129,13 @@ class NativeDecoder:
         logits = torch.empty(1, 1, self.spec.vocab_size)
         self._ops[-1].dst = logits.data_ptr()
         count = ctypes.c_int64(len(self._ops) - first)
-        self._run(
+        failed = self._run(
             ctypes.byref(self._ops, first * ctypes.sizeof(Op)),
             count,
             ctypes.byref(Step(threads=torch.get_num_threads(), **step)),
         )
+        if failed:
+            raise MemoryError("no memory for a native step")
         return logits
 
     def _prepare_positions(self, position: Tensor, capacity: int) -> None:
