@@ -8,10 +8,11 @@ import torch
 
 from openbook.files.gguf import FORMATS
 from openbook.infer.cache import Cache
-from openbook.model import ExplicitCore
-from openbook.native import NativeDecoder, NativeUnavailableError, accelerate
+from openbook.model import ExplicitCore, FusedCore
+from openbook.model.attention import Mask, visible
+from openbook.native import NativeCore, NativeDecoder, NativeUnavailableError, accelerate
 from openbook.native import build as native_build
-from openbook.native.lower import BLOCKS
+from openbook.native.lower import BLOCKS, Lowering
 from openbook.sources import resolve
 from openbook.spec.model import Mlp, Rope
 from openbook.weights.blocks import Blocks, quantised_matrices
@@ -215,3 +216,86 @@ def test_a_forked_child_runs_on_without_its_parents_threads():
         with torch.inference_mode():
             os._exit(0 if torch.equal(token_by_token(native, ids, prefill=1), expected) else 1)
     assert os.waitpid(child, 0)[1] == 0
+
+
+@every_variant
+def test_operations_between_two_barriers_do_not_touch_each_others_results(name):
+    """They run at once on different threads. A race would show once in a thousand runs; this always."""
+    lowered = Lowering(noisy_decoder(VARIANTS[name]), {})
+    written: set[int] = set()
+    read: set[int] = set()
+    for op in lowered.ops:
+        inputs = {op.a, op.b} - {None}
+        results = {op.dst} - {None}
+        assert not results & (written | read), op.code
+        assert not inputs & written, op.code
+        written |= results
+        read |= inputs
+        if op.barrier:
+            written, read = set(), set()
+    assert lowered.ops[-1].barrier
+
+
+SHAPES = [(1, 9, 3, 130, 130, 64), (2, 8, 2, 40, 77, 48), (1, 4, 4, 16, 16, 16), (1, 6, 2, 33, 333, 80)]
+
+
+@pytest.mark.parametrize(("B", "H", "G", "T", "S", "width"), SHAPES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.inference_mode()
+def test_the_native_core_equals_the_explicit_one(B, H, G, T, S, width, dtype):
+    """Keys and values lie in a cache whose unwritten cells are NaN; q has its heads beside each other."""
+    q = torch.randn(B, T, H, width).to(dtype).transpose(1, 2)
+    k, v = (torch.full((B, G, S + 9, width), torch.nan).to(dtype)[:, :, :S] for _ in range(2))
+    k.copy_(torch.randn(k.shape))
+    v.copy_(torch.randn(v.shape))
+    mask, scale = Mask(causal=True), width**-0.5
+    native = NativeCore()(q, k, v, mask, scale)
+    exact = ExplicitCore()(q.float(), k.float(), v.float(), mask, scale)
+    fused = FusedCore()(q, k, v, mask, scale)
+    tolerance = {torch.float32: 2e-6, torch.bfloat16: 1.5 * (fused.float() - exact).abs().max() + 1e-3}[dtype]
+    assert native.dtype == dtype
+    torch.testing.assert_close(native.float(), exact, atol=float(tolerance), rtol=0)
+
+
+@torch.inference_mode()
+def test_scores_far_apart_do_not_overflow_the_native_core():
+    q, k, v = torch.randn(1, 2, 20, 16) * 60, torch.randn(1, 2, 20, 16) * 60, torch.randn(1, 2, 20, 16)
+    mask = Mask(causal=True)
+    torch.testing.assert_close(NativeCore()(q, k, v, mask, 1.0), ExplicitCore()(q, k, v, mask, 1.0))
+
+
+def test_what_the_native_core_does_not_do_is_the_fused_ones():
+    q, k, v = (
+        torch.randn(1, 4, 20, 16, requires_grad=True),
+        torch.randn(1, 2, 20, 16),
+        torch.randn(1, 2, 20, 16),
+    )
+    causal, core = Mask(causal=True), NativeCore()
+    core(q, k, v, causal, 1.0).sum().backward()
+    assert q.grad is not None
+    with torch.inference_mode():
+        windowed = Mask(visible(torch.arange(20)[None], torch.arange(20)[None], 4))
+        for mask, softcap in ((windowed, None), (causal, 3.0)):
+            expected = ExplicitCore()(q, k, v, mask, 0.3, softcap)
+            torch.testing.assert_close(core(q, k, v, mask, 0.3, softcap), expected)
+        double = [x.double() for x in (q, k, v)]
+        assert core(*double, causal, 1.0).dtype == torch.float64
+
+
+@torch.inference_mode()
+def test_an_accelerated_decoder_gives_the_same_logits_for_a_prompt():
+    wide = attention(head_dim=16, scale=0.25, rope=Rope(16))
+    decoder = noisy_decoder(model(block(attn=wide), block(attn=wide)))
+    ids = random_ids(decoder.spec, 1, LENGTH)
+    expected = decoder(ids)
+    native = accelerate(decoder)
+    assert isinstance(decoder.layers[0].attn.core, NativeCore)
+    torch.testing.assert_close(native(ids), expected, atol=1e-5, rtol=0)
+    cache = Cache(decoder.spec, 1, LENGTH)
+    cache.fill_(float("nan"))
+    chunked = [
+        native(ids[:, :17], cache=cache),
+        native(ids[:, 17:39], cache=cache),
+        native(ids[:, 39:], cache=cache),
+    ]
+    torch.testing.assert_close(torch.cat(chunked, 1), expected, atol=1e-5, rtol=0)

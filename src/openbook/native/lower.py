@@ -1,7 +1,7 @@
 """From a decoder to the list of operations that `runner.c` walks through for one token.
 
-The list is derived from the spec block by block, in the order of `openbook.model.block`; operations
-that do not read each other's results stand side by side without a barrier between them.
+The list is derived from the spec block by block, in the order of `openbook.model.block`. Operations
+between two barriers run in any order, or at once: they may neither read nor write what another writes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from openbook.model.norm import Norm
 from openbook.spec.model import Rope
 from openbook.weights.blocks import Blocks
 
-EMBED, NORM, LINEAR, ROTATE, STORE, ATTEND, ACTIVATE, GATE, ADD = range(9)
+EMBED, NORM, LINEAR, ROTATE, STORE, ATTEND, ACTIVATE, GATE, ADD, PACK, ATTEND_ROWS = range(11)
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 BLOCKS = {"Q8_0": 2, "Q4_0": 3, "Q4_1": 4, "Q5_0": 5, "Q5_1": 6, "Q4_K": 7, "Q5_K": 8, "Q6_K": 9}
 ACTIVATIONS = ("relu", "relu2", "gelu", "gelu_tanh", "gelu_quick", "silu", "sigmoid", "tanh")
@@ -38,6 +38,8 @@ class Op(ctypes.Structure):
         ("barrier", ctypes.c_int32), ("dtype", ctypes.c_int32), ("matrix", ctypes.c_int32),
         ("n", ctypes.c_int64), ("width", ctypes.c_int64),
         ("layer", ctypes.c_int64), ("group", ctypes.c_int64), ("row_bytes", ctypes.c_int64),
+        ("rows", ctypes.c_int64), ("keys", ctypes.c_int64),
+        ("a_row", ctypes.c_int64), ("a_head", ctypes.c_int64), ("kv_head", ctypes.c_int64),
         ("flags", ctypes.c_int32), ("eps", ctypes.c_float), ("offset", ctypes.c_float),
         ("scale", ctypes.c_float), ("softcap", ctypes.c_float),
         ("weight", Pointer), ("bias", Pointer), ("a", Pointer), ("b", Pointer), ("dst", Pointer),
@@ -94,7 +96,7 @@ class Lowering:
             attended, fed = self._buffer(D), self._buffer(D)
             self._attend(n, block, normed, attended)
             self._feed_forward(block, mlp_input, fed)
-            self._emit(ADD, n=D, a=attended, dst=x, barrier=False)
+            self._emit(ADD, n=D, a=attended, dst=x)
             self._emit(ADD, n=D, a=fed, dst=x)
         self._norm(block.end_norm, x, D, into=x)
 

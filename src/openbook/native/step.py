@@ -39,6 +39,14 @@ class Step(ctypes.Structure):
     )  # fmt: skip
 
 
+def run(library: ctypes.CDLL, ops: ctypes.Array[Op], first: int, step: Step) -> None:
+    """Has the runner walk through the operations from number `first` on, on torch's number of threads."""
+    step.threads = torch.get_num_threads()
+    start = ctypes.byref(ops, first * ctypes.sizeof(Op))
+    if library.openbook_run(start, ctypes.c_int64(len(ops) - first), ctypes.byref(step)):
+        raise MemoryError("no memory for a native step")
+
+
 class Binding:
     """The addresses of one cache's buffers, and room for a row of scores a head."""
 
@@ -48,14 +56,6 @@ class Binding:
         self.v = (ctypes.c_void_p * count)(*(layer.v.data_ptr() for layer in layers))
         self.cells = (ctypes.c_int64 * count)(*(layer.k.shape[2] for layer in layers))
         self.scratch = torch.empty(n_heads, max(self.cells))
-
-
-def accelerate(decoder: Decoder, blocks: Mapping[str, Blocks] | None = None) -> NativeDecoder | Decoder:
-    """The decoder with native single-token steps, or the decoder itself where that cannot be."""
-    try:
-        return NativeDecoder(decoder, blocks)
-    except NativeUnavailableError:
-        return decoder
 
 
 class NativeDecoder:
@@ -74,8 +74,7 @@ class NativeDecoder:
         _check_supported(decoder)
         self.decoder = decoder
         self.spec = decoder.spec
-        self._run = library().openbook_run
-        self._run.restype = ctypes.c_int32
+        self._library = library()
         _check_layout()
         self._lowered = Lowering(decoder, blocks or {})
         self._ops = (Op * len(self._lowered.ops))(*self._lowered.ops)
@@ -128,14 +127,7 @@ class NativeDecoder:
         """Runs the operations from number `first` on; the last one's result is new memory."""
         logits = torch.empty(1, 1, self.spec.vocab_size)
         self._ops[-1].dst = logits.data_ptr()
-        count = ctypes.c_int64(len(self._ops) - first)
-        failed = self._run(
-            ctypes.byref(self._ops, first * ctypes.sizeof(Op)),
-            count,
-            ctypes.byref(Step(threads=torch.get_num_threads(), **step)),
-        )
-        if failed:
-            raise MemoryError("no memory for a native step")
+        run(self._library, self._ops, first, Step(**step))
         return logits
 
     def _prepare_positions(self, position: Tensor, capacity: int) -> None:
