@@ -1,7 +1,6 @@
-"""The verbs that run a model: generate, chat, bench."""
+"""The verbs that run a model: generate, chat."""
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -146,34 +145,3 @@ def test_ctrl_c_ends_generate_with_130(openbook, model: str, monkeypatch):
     monkeypatch.setattr(LanguageModel, "generate", generate)
     done = openbook("generate", model, "-p", "x")
     assert (done.code, done.out) == (130, "half")
-
-
-# --- bench --------------------------------------------------------------------------------------
-
-
-def test_bench_compares_with_transformers_on_the_same_weights(openbook, model: str):
-    done = openbook(
-        "bench", model, "-p", "8", "-n", "3", "-r", "2", "--dtype", "fp32", "--vs", "hf", "--json"
-    )
-    assert done.code == 0, done.err
-    data = json.loads(done.out)
-    assert data["schema"] == "openbook.bench/1"
-    rows = data["results"]
-    assert [(r["test"], r["backend"]) for r in rows] == [
-        ("pp8", "openbook"), ("pp8", "transformers"), ("tg3", "openbook"), ("tg3", "transformers"),
-    ]  # fmt: skip
-    assert all(len(r["samples"]) == 2 and r["tokens_per_s"] > 0 for r in rows)
-    assert [r["ratio_to_hf"] is not None for r in rows] == [True, False, True, False]
-
-
-def test_bench_prints_llama_benchs_columns(openbook, model: str):
-    out = openbook("bench", model, "-p", "8", "-n", "0", "-r", "1").out
-    head, _, row, *_ = out.split("\n")
-    assert re.split(r"  +", head) == [
-        "model", "size", "params", "backend", "threads", "test", "t/s", "of limit",
-    ]  # fmt: skip
-    assert re.search(r"134\.52 M  openbook +\d+  pp8 +[\d.,]+ ± 0\.00", row)
-
-
-def test_bench_of_nothing_is_wrong_usage(openbook, model: str):
-    assert openbook("bench", model, "-p", "0", "-n", "0").code == 2

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from openbook.cli import terminal
-from openbook.cli.errors import UsageError
+from openbook.cli.errors import MissingExtraError, UsageError
 from openbook.cli.options import Force, Json, Quiet, Threads, Verbose, Weights
 
 if TYPE_CHECKING:
-    from openbook.bench import Result, Test
+    from openbook.bench import Result
 
 
 def run(
@@ -26,9 +28,12 @@ def run(
     ] = 128,
     repetitions: Annotated[int, typer.Option("--repetitions", "-r", min=1, help="Of each test.")] = 5,
     dtype: Annotated[
-        str,
-        typer.Option(help="default (as generate runs it), fp32, bf16; several with commas between."),
-    ] = "default",
+        str | None,
+        typer.Option(
+            help="default (as generate runs it), fp32, bf16; several with commas between.",
+            show_default="default; default,fp32,bf16 with --vs hf",
+        ),
+    ] = None,
     threads: Threads = None,
     vs: Annotated[
         Literal["hf"] | None,
@@ -40,103 +45,139 @@ def run(
     verbose: Verbose = False,
 ) -> None:
     """Tokens a second for reading (pp512) and writing (tg128), and their share of this machine's limit."""
+    if not n_prompt and not n_gen:
+        raise UsageError("-p 0 and -n 0 leave nothing to measure")
+    if vs and find_spec("transformers") is None:
+        raise MissingExtraError("--vs hf needs transformers: pip install transformers accelerate gguf")
+    _warn_if_busy()
     from openbook import bench
+    from openbook.cli.loading import load
 
     tests = [bench.Test("pp", n_prompt)] * (n_prompt > 0) + [bench.Test("tg", n_gen)] * (n_gen > 0)
-    if not tests:
-        raise UsageError("-p 0 and -n 0 leave nothing to measure")
-    name = Path(model).stem
-    results: list[Result] = []
-    for wanted in dtype.split(","):
-        results += _measure(
-            model, None if wanted == "default" else wanted, tests, repetitions, threads, vs == "hf", force
+    wanted = (dtype or ("default,fp32,bf16" if vs else "default")).split(",")
+    models = {name: load(model, None if name == "default" else name, threads, force=force) for name in wanted}
+    with terminal.Status() as status:
+        results = bench.bench(
+            models, tests, repetitions, vs == "hf", force=force, progress=status, warn=_warn
         )
+    name = Path(model).stem
     if json:
         terminal.write_json("bench", {"model": name, "results": [_plain(result) for result in results]})
     else:
         print(_table(name, results), end="")
 
 
-def _measure(
-    model: str,
-    dtype: str | None,
-    tests: list[Test],
-    repetitions: int,
-    threads: int | None,
-    hf: bool,
-    force: bool,
-) -> list[Result]:
-    from openbook import bench
-    from openbook.cli.loading import load
+def _warn(text: str) -> None:
+    terminal.note(f"warning: {text}")
 
-    lm = load(model, dtype, threads, force=force)
-    with terminal.Status() as status:
-        return bench.bench(lm, tests, repetitions, hf, status)
+
+def _warn_if_busy() -> None:
+    """More than half a program a core is already running: whatever is measured now shares the machine."""
+    load, cores = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0, os.cpu_count() or 1
+    if load > cores / 2:
+        _warn(f"other programs are running (load {load:.1f} on {cores} cores): the figures will be noisy")
+
+
+# --- for people ---------------------------------------------------------------------------------
 
 
 def _table(name: str, results: list[Result]) -> str:
+    """llama-bench's columns, the share of the limit, and the ratio if there is one."""
     from openbook.ledger.table import Column, Table, human_bytes
 
     compared = any(result.ratio for result in results)
     titles = ["model", "size", "params", "backend", "threads", "test", "t/s", "of limit"]
     rows = [
         (
-            f"{name} {result.dtype}",
+            f"{name} {'default' if result.setup.default else result.dtype}",
             human_bytes(result.size),
             f"{result.params / 1e6:,.2f} M",
-            result.engine,
+            result.setup.engine,
             str(result.machine.threads),
-            result.test.name,
-            f"{result.median:,.2f} ± {result.spread:,.2f}",
-            f"{result.share:.0%}",
-            *([f"{result.ratio:.2f} ×" if result.ratio else ""] if compared else []),
+            result.test,
+            _speed(result),
+            f"{result.share:.0%}" if result.share is not None else "",
+            *([f"{result.ratio:.2f} × hf {result.hf_dtype}" if result.ratio else ""] if compared else []),
         )
         for result in results
     ]
     if compared:
         titles.append("vs hf")
-    left = {"model", "backend", "test"}
+    left = {"model", "backend", "test", "vs hf"}
     columns = tuple(Column(title, "text" if title in left else "count") for title in titles)
-    return Table("", columns, tuple(rows), _notes(results)).text().lstrip("\n")
+    return Table("", columns, tuple(rows), tuple(_notes(results))).text().lstrip("\n")
 
 
-def _notes(results: list[Result]) -> tuple[str, ...]:
-    rates = {result.dtype.rpartition("+")[2]: result.machine for result in results}
-    gemm = ", ".join(f"{machine.flops_per_s / 1e9:,.0f} GFLOP/s in {name}" for name, machine in rates.items())
-    read = max(machine.bytes_per_s for machine in rates.values())
-    notes = [
-        "t/s: median of the repetitions ± half their range.",
-        f"limit of pp: the ledger's FLOPs at a measured matrix product's {gemm}.",
-        f"limit of tg: the ledger's bytes at a measured read bandwidth of {read / 1e9:.1f} GB/s.",
-    ]
-    return (*notes, *_best_against_best(results))
+def _speed(result: Result) -> str:
+    """Tokens a second; seconds where a user waits for the end of it."""
+    from openbook.bench import spread
+
+    if _in_seconds(result):
+        return f"{result.seconds:,.2f} ± {spread(result.samples):,.2f} s"
+    return f"{result.tokens / result.seconds:,.2f} ± {spread(result.rates):,.2f}"
 
 
-def _best_against_best(results: list[Result]) -> Iterator[str]:
-    """Our first row of each test against the fastest of the others, where there were several."""
-    for test in dict.fromkeys(result.test for result in results):
-        ours = [r for r in results if r.test == test and r.ratio]
-        theirs = [r for r in results if r.test == test and not r.ratio]
-        if len(ours) > 1:
-            best = max(theirs, key=lambda r: r.median)
-            ratio = ours[0].median / best.median
-            yield f"{test.name}: {ours[0].dtype} is {ratio:.2f} × the better of {best.engine}, {best.dtype}."
+def _in_seconds(result: Result) -> bool:
+    return result.test == "load" or "+" in result.test
+
+
+def _notes(results: list[Result]) -> Iterator[str]:
+    machine, (first, *_) = results[0].machine, results
+    yield (
+        f"t/s: tokens a second, the median of {len(first.samples)} repetitions ± half their range; "
+        "with an s: seconds, where less is better."
+    )
+    if default := next((r for r in results if r.setup.default), None):
+        yield f"default: as generate runs it, here {_in_words(default)}."
+    if any(result.ratio for result in results):
+        yield (
+            "vs hf: how many times as fast as transformers in the same dtype, or our default as transformers "
+            "in fp32 or bf16, whichever is faster; the median of the repetitions' ratios."
+        )
+    if job := next((r for r in results if "+" in r.test), None):
+        yield f"{job.test}: the whole job, the seconds of both."
+    if load := next((r for r in results if r.test == "load"), None):
+        yield (
+            "load: from a file in the page cache to a model that can run, ours with its tokenizer; "
+            f"{len(load.samples)} repetitions."
+        )
+    rates = ", ".join(f"{rate / 1e9:,.0f} GFLOP/s in {name}" for name, rate in machine.flops_per_s.items())
+    yield (
+        f"limit of pp: the ledger's FLOPs at a measured matrix product's {rates}; of tg: the ledger's "
+        f"bytes at a measured read bandwidth of {machine.bytes_per_s / 1e9:.1f} GB/s."
+    )
+
+
+def _in_words(default: Result) -> str:
+    types, _, dtype = default.dtype.rpartition("+")
+    return f"{types} blocks for single tokens and {dtype} for prompts" if types else dtype
+
+
+# --- for programs -------------------------------------------------------------------------------
 
 
 def _plain(result: Result) -> dict[str, Any]:
+    from openbook.bench import spread
+
+    rates = result.rates
     return {
         "dtype": result.dtype,
+        "default": result.setup.default,
         "bytes": result.size,
         "parameters": result.params,
-        "backend": result.engine,
+        "backend": result.setup.engine,
         "threads": result.machine.threads,
-        "test": result.test.name,
-        "tokens_per_s": result.median,
-        "spread": result.spread,
-        "samples": result.samples,
-        "limit_tokens_per_s": result.limit,
+        "test": result.test,
+        "tokens": result.tokens,
+        "tokens_per_s": result.tokens / result.seconds if rates else None,
+        "tokens_per_s_spread": spread(rates) if rates else None,
+        "seconds": result.seconds,
+        "seconds_spread": spread(result.samples),
+        "samples_s": list(result.samples),
+        "limit_s": result.limit,
         "share_of_limit": result.share,
         "read_bytes_per_s": result.machine.bytes_per_s,
-        "matmul_flops_per_s": result.machine.flops_per_s,
+        "matmul_flops_per_s": result.machine.flops_per_s.get(result.setup.dtype),
         "ratio_to_hf": result.ratio,
+        "ratio_to_hf_dtype": result.hf_dtype,
     }

@@ -109,7 +109,7 @@ def answer(file: Path, threads: int | None) -> LanguageModel:
     _say("you", QUESTION)
     print(terminal.paint("model".ljust(LABEL), "bold"), end="", flush=True)
     out = terminal.Wrapped(sys.stdout, LABEL)
-    for piece in lm.chat([{"role": "user", "content": QUESTION}], temperature=0, max_tokens=96):
+    for piece in lm.chat([{"role": "user", "content": QUESTION}], temperature=0, max_tokens=64):
         out.write(piece)
     out.close()
     print("\n")
