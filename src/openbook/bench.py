@@ -414,7 +414,7 @@ def hugging_face(models: Mapping[str, LanguageModel], dtype: str, force: bool) -
 # --- loading ------------------------------------------------------------------------------------
 
 LOADS = 3
-"""How often a model is loaded: transformers takes half a minute for a small GGUF file."""
+"""How often a model is loaded: transformers takes some 20 seconds for a small GGUF file."""
 
 
 def measure_loading(
