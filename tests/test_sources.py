@@ -204,7 +204,7 @@ def test_error_in_a_file_names_it(folder):
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        (b'{"a": 1, "b": {"c": 1, "c": 2}}', "'c' more than once"),
+        (b'{"a": 1, "b": {"c": 1, "c": 2}}', "'c' occurs twice"),
         (b'{"a": NaN}', "NaN"),
         (b'{"a": -Infinity}', "-Infinity"),
         (b'{"a": 1e999}', "out of range"),
@@ -214,7 +214,7 @@ def test_error_in_a_file_names_it(folder):
         (b"[]", "a list"),
         (b'{"a": 1', "delimiter"),
         (b"", "Expecting value"),
-        (b'{"a": "\xff"}', "decode"),
+        (b'{"a": "\xff"}', "not UTF-8"),
         (b'{"a": 1} extra', "Extra data"),
     ],
 )
@@ -247,7 +247,7 @@ def test_many_keys_with_one_twice_are_refused_at_once(tmp_path):
     file = tmp_path / "config.json"
     file.write_text("{" + ",".join(f'"{i}":0' for i in [*range(300_000), 299_999]) + "}")
     start = time.perf_counter()
-    with pytest.raises(FileError, match="'299999' more than once"):
+    with pytest.raises(FileError, match="'299999' occurs twice"):
         read_json(file)
     assert time.perf_counter() - start < 5
 

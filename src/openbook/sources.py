@@ -7,10 +7,7 @@ verb and `ob.load` go through it. Headers are read, tensors are not; no torch is
 from __future__ import annotations
 
 import difflib
-import json
-import math
 import os
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from openbook.files.errors import FileError, printable
 from openbook.files.regular import open_regular
+from openbook.files.strict_json import parse_object
 from openbook.spec.hf import from_config
 from openbook.spec.model import ModelSpec, SpecError, from_dict
 from openbook.spec.presets import PRESETS, NotFoundError, near, preset
@@ -112,6 +110,8 @@ def _at(path: Path, source: str | os.PathLike[str]) -> Source:
     if os.path.isdir(path):
         return _folder(path)
     if not os.path.exists(path):  # unlike Path.exists, false for a name that no file can have
+        if os.path.islink(path):
+            raise NotFoundError(f"{printable(path)} is a link to a file that is not there: fetch it again")
         _not_found(path, source)
     if path.suffix == ".gguf":
         return _gguf(path)
@@ -207,46 +207,9 @@ def _not_found(path: Path, source: str | os.PathLike[str]) -> NoReturn:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file. Raises `FileError` for what strict JSON forbids, or does not settle.
-
-    That is: more than 16 MiB, a key twice, NaN or an infinity (also as 1e999), integers of thousands
-    of digits, nesting deeper than Python's own limit, anything but an object outside.
-    """
+    """The object in a JSON file of at most 16 MiB, as strict as `parse_object`."""
     file, size = open_regular(path)
     with file:
         if size > MAX_JSON_BYTES:
             raise FileError(path, "", "the file's size", f"{size:,} bytes", f"at most {MAX_JSON_BYTES:,}")
-        text = file.read(MAX_JSON_BYTES)
-    try:
-        value = json.loads(
-            text,
-            object_pairs_hook=_without_duplicates,
-            parse_constant=_refuse_constant,
-            parse_float=_finite_float,
-        )
-    except RecursionError:
-        raise FileError(path, "", "the JSON", "nested too deeply", "a flat object") from None
-    except ValueError as error:  # json.JSONDecodeError and UnicodeDecodeError are among these
-        raise FileError(path, "", "the content", str(error), "JSON as RFC 8259 has it") from error
-    if not isinstance(value, dict):
-        raise FileError(path, "", "the JSON", f"a {type(value).__name__}", "an object {...}")
-    return value
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        ((twice, _),) = Counter(key for key, _ in pairs).most_common(1)
-        raise ValueError(f"the key {twice!r} more than once in one object")
-    return found
-
-
-def _refuse_constant(word: str) -> NoReturn:
-    raise ValueError(f"the number {word}")
-
-
-def _finite_float(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"the number {text[:20]}, which is out of range")
-    return value
+        return parse_object(path, file.read(MAX_JSON_BYTES), "the content")

@@ -8,7 +8,6 @@ without holes up to the end of the file.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Iterable, Mapping
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from openbook.files.errors import FileError, TruncatedError, printable
 from openbook.files.regular import open_regular
+from openbook.files.strict_json import kind_of, parse_object
 
 if TYPE_CHECKING:
     import torch
@@ -112,12 +112,17 @@ def _in_folder(folder: Path) -> Path:
     for name in (_SINGLE, _INDEX):
         if os.path.lexists(folder / name):
             return folder / name
+    refuse_pickles(folder)
     names = sorted(entry.name for entry in folder.iterdir())
-    pickles = [name for name in names if name.endswith(_PICKLES)]
-    if pickles:
-        raise FileError(folder, "", "the folder", f"one with {', '.join(pickles[:3])}", _CONVERT)
     found = f"one with {', '.join(names[:5])}{' and more' * (len(names) > 5)}" if names else "empty"
     raise FileError(folder, "", "the folder", found, f"one with {_SINGLE} or {_INDEX}")
+
+
+def refuse_pickles(folder: Path) -> None:
+    """Raises `FileError`, saying how to convert them, if there are pickled weights in the folder."""
+    pickles = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(_PICKLES))
+    if pickles:
+        raise FileError(folder, "", "the folder", f"one with {', '.join(pickles[:3])}", _CONVERT)
 
 
 def _library_open(path: Path) -> Any:
@@ -151,7 +156,7 @@ def read_header(path: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
     header = _read_json(path, raw, "the header")
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
-        raise FileError(path, "__metadata__", "the value", _json_type(metadata), "an object of strings")
+        raise FileError(path, "__metadata__", "the value", kind_of(metadata), "an object of strings")
     spans = {name: _read_tensor(path, name, info) for name, info in header.items()}
     _check_packed(path, spans.values(), 8 + length, size)
     return {name: tensor for name, (tensor, _, _) in spans.items()}, metadata
@@ -168,7 +173,7 @@ def _read_tensor(path: Path, name: str, info: Any) -> Span:
     if not 0 < len(name) <= MAX_NAME_LENGTH:
         fail("the name's length", len(name), f"1 to {MAX_NAME_LENGTH}")
     if not isinstance(info, dict) or info.keys() != {"dtype", "shape", "data_offsets"}:
-        found = sorted(info) if isinstance(info, dict) else _json_type(info)
+        found = sorted(info) if isinstance(info, dict) else kind_of(info)
         fail("the entry", found, "an object of dtype, shape and data_offsets")
     dtype, shape, offsets = info["dtype"], info["shape"], info["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPES:
@@ -207,7 +212,7 @@ def _naturals(value: Any) -> bool:
 def _list_head(value: Any) -> object:
     if isinstance(value, list):
         return f"[{', '.join(printable(item, 40) for item in value[:10])}{', ...' * (len(value) > 10)}]"
-    return _json_type(value)
+    return kind_of(value)
 
 
 # --- shards ---------------------------------------------------------------------------------------
@@ -243,10 +248,10 @@ def _read_index(path: Path) -> tuple[dict[str, str], int | None]:
         index = _read_json(path, file.read(MAX_HEADER_BYTES), "the index")
     shard_of = index.get("weight_map")
     if not isinstance(shard_of, dict) or not shard_of:
-        raise FileError(path, "weight_map", "the value", _json_type(shard_of), "an object of file names")
+        raise FileError(path, "weight_map", "the value", kind_of(shard_of), "an object of file names")
     for name in shard_of.values():
         if not _is_plain_name(name):
-            found = repr(name) if isinstance(name, str) else _json_type(name)
+            found = repr(name) if isinstance(name, str) else kind_of(name)
             raise FileError(path, "weight_map", "a shard", found, "a plain file name ending in .safetensors")
     metadata = index.get("metadata")
     return shard_of, metadata.get("total_size") if isinstance(metadata, dict) else None
@@ -288,45 +293,7 @@ def _some(names: list[str]) -> str:
 
 
 def _read_json(path: Path, raw: bytes, what: str) -> dict[str, Any]:
-    """An object, with no key twice and no number that JSON lacks; nothing large is built of a lie."""
+    """An object; nothing large is built of a lie."""
     if (commas := raw.count(b",")) > MAX_COMMAS:
         raise FileError(path, "", what, f"JSON with {commas} commas", f"at most {MAX_COMMAS}")
-    try:
-        value = json.loads(raw.decode(), object_pairs_hook=_unique, parse_constant=_no_constant)
-    except UnicodeDecodeError as error:
-        raise FileError(path, "", what, f"not UTF-8 ({error.reason})", "JSON in UTF-8") from None
-    except RecursionError:
-        raise FileError(path, "", what, "JSON nested too deeply", "a flat object") from None
-    except ValueError as error:
-        raise FileError(path, "", what, f"not valid JSON ({error})", "a JSON object, each key once") from None
-    if not isinstance(value, dict):
-        raise FileError(path, "", what, _json_type(value), "a JSON object")
-    return value
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) < len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
-        raise ValueError(f"the key {printable(twice)!r} occurs twice")
-    return result
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")
-
-
-def _json_type(value: Any) -> str:
-    match value:
-        case None:
-            return "missing"
-        case bool():
-            return "a boolean"
-        case int() | float():
-            return "a number"
-        case str():
-            return "a string"
-        case list():
-            return "a list"
-    return "an object of other things"
+    return parse_object(path, raw, what)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from openbook.files.gguf import GgufFile, read_gguf
-from openbook.files.safetensors import SafetensorsFiles, open_safetensors
+from openbook.files.safetensors import SafetensorsFiles, open_safetensors, refuse_pickles
 from openbook.ledger.tensors import dtype_name
 from openbook.sources import Source
 
@@ -128,7 +128,7 @@ def open_tensors(source: Source) -> Tensors:
     if source.kind == "gguf":
         return GgufTensors(source.weights)
     if source.kind == "spec" and source.path is not None and source.path.is_dir():
-        return SafetensorsTensors(source.path)  # which says what it found instead: pickles, perhaps
+        refuse_pickles(source.path)
     return SafetensorsTensors(source.weights)
 
 
