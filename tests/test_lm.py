@@ -12,10 +12,11 @@ from tokenizers import decoders, models, pre_tokenizers
 import openbook
 from openbook.infer.generate import Token
 from openbook.infer.sample import RequestError, SamplingParams
-from openbook.lm import LanguageModel, Sampling, load, load_tokenizer
+from openbook.lm import LanguageModel, Sampling, load
 from openbook.model import Decoder, init_weights
 from openbook.sources import resolve
 from openbook.spec.model import Attention, Block, Head, Mlp, ModelSpec, Norm, Rope
+from openbook.text import Tokenizer
 from openbook.weights.fit import WontFitError
 from openbook.weights.save import save_hf
 
@@ -265,7 +266,7 @@ def test_a_model_without_a_tokenizer_generates_ids(folder, tmp_path):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
     lm = load(tmp_path)
     assert lm.tokenizer is None
-    assert load_tokenizer(resolve(tmp_path)) is None
+    assert Tokenizer.from_source(resolve(tmp_path)) is None
     assert len(list(lm.tokens([1, 2, 3], max_tokens=7))) == 7
     with pytest.raises(RequestError, match="without a tokenizer"):
         lm.generate([1, 2, 3])

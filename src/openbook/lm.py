@@ -232,7 +232,7 @@ def load(
         torch.set_num_threads(threads)
     found = source if isinstance(source, Source) else resolve(source)
     context = _checked_context(found.spec, context)
-    tokenizer = load_tokenizer(found)
+    tokenizer = Tokenizer.from_source(found)
     template = ChatTemplate(tokenizer.chat_template) if tokenizer and tokenizer.chat_template else None
     decoder = load_decoder(found, dtype, device, quantised=fast_dtype(), force=force, progress=progress)
     blocks = quantised_matrices(found) if native and dtype is None else None
@@ -246,15 +246,6 @@ def fast_dtype() -> torch.dtype:
     """bf16 where the processor has instructions to multiply it, which makes prompts twice as fast."""
     able = torch.cpu.get_capabilities()
     return torch.bfloat16 if able.get("avx512_bf16") or able.get("amx_bf16") else torch.float32
-
-
-def load_tokenizer(source: Source) -> Tokenizer | None:
-    """The tokenizer that comes with a model's weights; None if none does."""
-    if source.kind == "gguf":
-        return Tokenizer.from_gguf(source.config) if "tokenizer.ggml.model" in source.config else None
-    if source.kind == "safetensors" and source.path and (source.path / "tokenizer.json").exists():
-        return Tokenizer.from_file(source.path)
-    return None
 
 
 def _text(tokens: Generator[Token], text: TextStream, stops: StopStrings, stats: Stats) -> Iterator[str]:

@@ -20,6 +20,7 @@ EXIT_CODES = {
     "UnknownModelError": NOT_FOUND,
     "NotFetchedError": NOT_FOUND,
     "MissingExtraError": NOT_FOUND,
+    "UnsupportedTokenizerError": NOT_FOUND,
     "WontFitError": WONT_FIT,
     "UsageError": USAGE,
     "FetchError": FAILED,
@@ -79,7 +80,7 @@ def explain(error: BaseException) -> tuple[int, str]:
         return NOT_FOUND, f"no such file: {error.filename or error}"
     if isinstance(error, OSError):
         return FAILED, f"{error.filename or 'input or output'}: {error.strerror or error}"
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) or (isinstance(error, ImportError) and "failed to map" in str(error)):
         return WONT_FIT, "out of memory; try a smaller --ctx-size or --dtype bf16"
     return (
         FAILED,

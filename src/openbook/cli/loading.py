@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from openbook.sources import Source
 
 
-def source_with_weights(model: str) -> Source:
-    """What MODEL names, for a verb that needs the weights and not only the description.
+def source_of(model: str) -> Source:
+    """What MODEL names, for a verb that needs more than the description.
 
     Raises `NotFetchedError`, with the command to run, for a known model that is not here yet.
     """
@@ -23,6 +23,16 @@ def source_with_weights(model: str) -> Source:
     source = resolve(model)
     if source.kind == "spec" and model.lower() in models.MODELS:
         models.fetched_path(model.lower())
+    return source
+
+
+def source_with_weights(model: str) -> Source:
+    """The same for a verb that needs the weights: that there are none is told before torch is loaded."""
+    from openbook.weights.tensors import open_tensors
+
+    source = source_of(model)
+    if source.kind == "spec":
+        open_tensors(source)  # raises, and says what lies there instead
     return source
 
 

@@ -44,7 +44,8 @@ ContextSize = Annotated[
     typer.Option("--ctx-size", "-c", min=1, help="Tokens to make room for.", show_default="the model's"),
 ]
 Threads = Annotated[
-    int | None, typer.Option("--threads", "-t", min=1, help="CPU threads.", show_default="all cores")
+    int | None,
+    typer.Option("--threads", "-t", min=1, max=1024, help="CPU threads.", show_default="all cores"),
 ]
 Dtype = Annotated[
     str | None, typer.Option(help="Compute in fp32, bf16 or fp16.", show_default="best for this machine")

@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 from openbook.cli import terminal
-from openbook.cli.errors import CheckFailedError
 from openbook.cli.generate import read_prompt
 from openbook.cli.options import Json, Prompt, Quiet, Verbose, Weights
 
@@ -24,13 +23,14 @@ def run(
     verbose: Verbose = False,
 ) -> None:
     """The tokens of a text: each id, and the piece of text that it stands for."""
-    from openbook.cli.loading import source_with_weights
-    from openbook.lm import load_tokenizer
+    from openbook.cli.loading import source_of
+    from openbook.sources import NotFoundError
+    from openbook.text import Tokenizer
 
     text = read_prompt(prompt)
-    tokenizer = load_tokenizer(source_with_weights(model))
+    tokenizer = Tokenizer.from_source(source_of(model))
     if tokenizer is None:
-        raise CheckFailedError(f"{model} came without a tokenizer; put its tokenizer.json beside config.json")
+        raise NotFoundError(f"{model} has no tokenizer: name a folder with tokenizer.json or a .gguf file")
     found = tokenizer.encode(text, special)
     pieces = tokenizer.pieces(found)
     if json:

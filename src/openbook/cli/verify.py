@@ -28,7 +28,7 @@ def run(
     from openbook.cli.loading import source_with_weights
     from openbook.weights.verify import verify
 
-    report = verify(source_with_weights(model).weights, values=values)
+    report = verify(source_with_weights(model), values=values)
     if json:
         terminal.write_json("verify", _plain(report))
     else:

@@ -260,7 +260,7 @@ class _Parser:
     def fixed_header(self) -> tuple[int, int, int]:
         magic = self.take(4, "the magic")
         if magic != b"GGUF":
-            self.fail("the magic", repr(magic), "b'GGUF'")
+            self.fail("the magic", repr(magic), "b'GGUF': this is no GGUF file, or a damaged one")
         version = self.u32("the version")
         if version not in (2, 3):
             if int.from_bytes(version.to_bytes(4, "little"), "big") in (1, 2, 3):

@@ -3,7 +3,7 @@
 from openbook.text.chat import ChatError, ChatTemplate, MessageError, TemplateError
 from openbook.text.stream import StopStrings, TextStream
 from openbook.text.tokenizer import Tokenizer
-from openbook.text.vocabulary import TokenizerError
+from openbook.text.vocabulary import TokenizerError, UnsupportedTokenizerError
 
 __all__ = [
     "ChatError",
@@ -14,4 +14,5 @@ __all__ = [
     "TextStream",
     "Tokenizer",
     "TokenizerError",
+    "UnsupportedTokenizerError",
 ]

@@ -17,6 +17,7 @@ from tokenizers import AddedToken, models, normalizers
 from openbook.text.pretokenizers import PreTokenizer, pre_tokenizer
 from openbook.text.vocabulary import (
     TokenizerError,
+    UnsupportedTokenizerError,
     Vocabulary,
     byte_token_value,
     check,
@@ -74,7 +75,7 @@ def from_metadata(metadata: Mapping[str, Any], pre: str | None = None) -> Vocabu
         return _byte_level(metadata, tokens, types, rules)
     if model == "llama":
         return _sentencepiece(metadata, tokens, types)
-    raise TokenizerError(
+    raise UnsupportedTokenizerError(
         f"tokenizer.ggml.model is {model!r}, not 'gpt2' (byte-level BPE) or 'llama' (SentencePiece)"
     )
 

@@ -15,6 +15,7 @@ from tokenizers import AddedToken, models
 
 from openbook.text.vocabulary import (
     TokenizerError,
+    UnsupportedTokenizerError,
     Vocabulary,
     byte_token_value,
     check,
@@ -39,7 +40,8 @@ def from_folder(path: Path) -> Vocabulary:
     config = _read_json(folder / "tokenizer_config.json", optional=True)
     model = _part(document, "model")
     kind = model.get("type", "BPE")
-    check(kind == "BPE", f"{source.name}: model type {kind!r} is not supported, BPE is")
+    if kind != "BPE":
+        raise UnsupportedTokenizerError(f"{source.name}: model type {kind!r} is not supported, BPE is")
 
     added = _added_tokens(document)
     vocab = _vocab(model, added)
@@ -85,7 +87,9 @@ def _read_json(path: Path, optional: bool = False) -> dict[str, Any]:
         return {}
     try:
         document = json.loads(_read(path), object_pairs_hook=_object)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except TokenizerError:
+        raise
+    except (ValueError, RecursionError) as error:  # bad JSON; a number of thousands of digits; deep nesting
         raise TokenizerError(f"{path.name} is not JSON: {error}") from None
     check(isinstance(document, dict), f"{path.name} must hold a JSON object")
     return document
@@ -278,7 +282,7 @@ def _scheme(document: Mapping[str, Any]) -> Literal["byte-level", "spm"]:
         return "byte-level"
     if types & {"ByteFallback", "Metaspace"}:
         return "spm"
-    raise TokenizerError(
+    raise UnsupportedTokenizerError(
         f"tokenizer.json: the decoder {', '.join(sorted(map(str, types))) or 'null'} is not supported; "
         "ByteLevel and SentencePiece's (ByteFallback, Metaspace) are"
     )
@@ -342,7 +346,7 @@ def _framing(document: Mapping[str, Any]) -> tuple[str | None, str | None]:
     """The special tokens a post-processor puts before and after a single text."""
     for node in (document.get("post_processor"), *_processors(document)):
         if isinstance(node, dict) and node.get("type") == "TemplateProcessing":
-            names = [_special_name(item) for item in node.get("single") or []]
+            names = [_special_name(item) for item in node.get("single") or []]  # None is the text itself
             if names:
                 return names[0], names[-1] if len(names) > 1 else None
     return None, None

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from tokenizers import Regex, pre_tokenizers
 
-from openbook.text.vocabulary import TokenizerError
+from openbook.text.vocabulary import UnsupportedTokenizerError
 
 _CONTRACTION = "'s|'t|'re|'ve|'m|'ll|'d"
 _GPT2 = rf"{_CONTRACTION}| ?\p{{L}}+| ?\p{{N}}+| ?[^\s\p{{L}}\p{{N}}]+|\s+(?!\S)|\s+"
@@ -183,11 +183,11 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
 
 
 def pre_tokenizer(name: str) -> PreTokenizer:
-    """The row for `name`; TokenizerError names it when there is none."""
+    """The row for `name`; UnsupportedTokenizerError names it when there is none."""
     try:
         return PRE_TOKENIZERS[name]
     except KeyError:
-        raise TokenizerError(
-            f"tokenizer.ggml.pre is {name!r}, which is not in openbook.text.pretokenizers: its text would be "
-            f"split wrongly; known are {', '.join(sorted(PRE_TOKENIZERS))}"
+        raise UnsupportedTokenizerError(
+            f"tokenizer.ggml.pre is {name!r}, which is not supported; any other would split text wrongly; "
+            f"supported are {', '.join(sorted(PRE_TOKENIZERS))}"
         ) from None

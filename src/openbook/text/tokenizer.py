@@ -11,10 +11,13 @@ import contextlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from openbook.text import gguf, hf
 from openbook.text.vocabulary import TokenizerError, Vocabulary, byte_alphabet
+
+if TYPE_CHECKING:
+    from openbook.sources import Source
 
 MAX_CHARS = 4_000_000
 """Longest text taken at once: about 1 M tokens, so far beyond a context, and seconds of work."""
@@ -47,6 +50,15 @@ class Tokenizer:
         `pre` names the pre-tokenizer of a file so old that it does not.
         """
         return cls(gguf.from_metadata(metadata, pre))
+
+    @classmethod
+    def from_source(cls, source: Source) -> Tokenizer | None:
+        """The tokenizer in a model's GGUF file, or beside its config.json; None if none is there."""
+        if source.kind == "gguf":
+            return cls.from_gguf(source.config) if "tokenizer.ggml.model" in source.config else None
+        if source.path and (source.path / "tokenizer.json").exists():
+            return cls.from_file(source.path)
+        return None
 
     # --- what it knows ---------------------------------------------------------------------------
 

@@ -18,6 +18,10 @@ class TokenizerError(ValueError):
     """A tokenizer that cannot be used, or a text or id it cannot take: what, why, what next."""
 
 
+class UnsupportedTokenizerError(TokenizerError):
+    """A tokenizer that is well described, but of a kind that Openbook does not have. Names what it has."""
+
+
 @dataclass(frozen=True)
 class Vocabulary:
     """Tokens by id, what they stand for, and the backend that splits plain text into them.
