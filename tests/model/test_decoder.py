@@ -8,7 +8,7 @@ import torch
 from openbook.model import Decoder, ExplicitCore, init_weights
 from openbook.model.attention import FusedCore, Mask, visible
 from openbook.model.norm import Norm
-from openbook.model.positions import SinusoidalPositions, frequencies, rotate, rotation
+from openbook.model.positions import Rotate, SinusoidalPositions, frequencies, rotation
 from openbook.spec.model import DynamicScaling, Llama3Scaling, Rope, Sinusoidal, YarnScaling
 from openbook.spec.model import Norm as NormSpec
 from variants import RMS, VARIANTS, K, attention, block, model, noisy_decoder, random_ids
@@ -177,7 +177,7 @@ def test_a_rotation_is_a_complex_multiplication_in_either_layout():
         ("interleaved", lambda x: (x[..., 0:8:2], x[..., 1:8:2])),
     ):
         rope = Rope(8, layout=layout)
-        turned = rotate(x, rotation(rope, positions), rope)
+        turned = Rotate(rope)(x, rotation(rope, positions))
         angles = positions[0, :, None].double() * frequencies(rope).double()
         a, b = pairs(x.double())
         expected = torch.complex(a, b) * torch.polar(torch.ones_like(angles), angles)

@@ -9,17 +9,28 @@ import torch
 from openbook.files.gguf import FORMATS
 from openbook.infer.cache import Cache
 from openbook.model import ExplicitCore, FusedCore
+from openbook.model import norm as model_norm
 from openbook.model.attention import Mask, visible
-from openbook.native import NativeCore, NativeDecoder, NativeUnavailableError, accelerate
+from openbook.model.mlp import Activation
+from openbook.model.positions import Rotate, rotation
+from openbook.native import (
+    NativeActivation,
+    NativeCore,
+    NativeDecoder,
+    NativeNorm,
+    NativeRotate,
+    NativeUnavailableError,
+    accelerate,
+)
 from openbook.native import build as native_build
-from openbook.native.lower import BLOCKS, Lowering
+from openbook.native.lower import ACTIVATIONS, BLOCKS, Lowering
 from openbook.sources import resolve
-from openbook.spec.model import Mlp, Rope
+from openbook.spec.model import Mlp, Norm, Rope
 from openbook.weights.blocks import Blocks, quantised_matrices
 from openbook.weights.load import load_decoder
 from openbook.weights.quant import dequantize
 from openbook.weights.save import save_gguf
-from variants import VARIANTS, attention, block, model, noisy_decoder, random_ids
+from variants import GEMMA, LAYER, RMS, VARIANTS, attention, block, model, noisy_decoder, random_ids
 
 LENGTH = 40
 every_variant = pytest.mark.parametrize("name", VARIANTS)
@@ -299,3 +310,40 @@ def test_an_accelerated_decoder_gives_the_same_logits_for_a_prompt():
         native(ids[:, 39:], cache=cache),
     ]
     torch.testing.assert_close(torch.cat(chunked, 1), expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rope", [Rope(64), Rope(32), Rope(36)])
+@torch.inference_mode()
+def test_native_rotations_equal_pytorch(rope, dtype):
+    x = torch.randn(1, 21, 3, 64).to(dtype).transpose(1, 2)
+    by = rotation(rope, torch.arange(1000, 1021)[None])
+    turned = NativeRotate(rope)(x, by)
+    assert turned.transpose(1, 2).is_contiguous()
+    tolerance = {torch.float32: 1e-6, torch.bfloat16: 2**-7}[dtype]  # one rounding, perhaps the other way
+    torch.testing.assert_close(turned, Rotate(rope)(x, by), atol=1e-6, rtol=tolerance)
+
+
+@pytest.mark.parametrize("kind", ACTIVATIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.inference_mode()
+def test_native_gates_equal_pytorch(kind, dtype):
+    """bf16 is rounded once here, and twice in PyTorch: it is compared with fp32."""
+    x, gate = torch.randn(2, 19, 83).to(dtype), (torch.randn(2, 19, 83) * 30).to(dtype)
+    gate[0, 0, :4] = torch.tensor([0.0, -200.0, 200.0, -0.0])
+    exact = Activation(kind)(x.float(), gate.float())
+    tolerance = {torch.float32: 1e-6, torch.bfloat16: 2**-8}[dtype]
+    torch.testing.assert_close(NativeActivation(kind)(x, gate).float(), exact, atol=1e-5, rtol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("spec", [RMS, LAYER, GEMMA, Norm("rms", weight=False), Norm("layer", weight=False)])
+@pytest.mark.parametrize("width", [64, 83])
+@torch.inference_mode()
+def test_native_norms_equal_pytorch(spec, width, dtype):
+    norm = model_norm.Norm(spec, width)
+    for parameter in norm.parameters():
+        parameter.normal_()
+    norm.to(dtype)
+    x = torch.randn(2, 11, width) * 7 + 3
+    torch.testing.assert_close(NativeNorm(norm)(x), norm(x), atol=2e-6, rtol=2e-6)

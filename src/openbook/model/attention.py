@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from openbook.model.norm import Norm
-from openbook.model.positions import Rotation, rotate
+from openbook.model.positions import Rotate, Rotation
 from openbook.spec.model import Attention as AttentionSpec
 
 
@@ -150,6 +150,8 @@ class Attention(nn.Module):
         self.v = nn.Linear(d_model, spec.kv_width, bias=spec.v_bias)
         self.q_norm = Norm(spec.q_norm, spec.head_dim) if spec.q_norm else None
         self.k_norm = Norm(spec.k_norm, spec.head_dim) if spec.k_norm else None
+        self.q_rope = Rotate(spec.rope) if spec.rope else None
+        self.k_rope = Rotate(spec.rope) if spec.rope else None
         self.core: nn.Module = FusedCore()
         self.o = nn.Linear(spec.q_width, d_model, bias=spec.o_bias)
 
@@ -166,8 +168,8 @@ class Attention(nn.Module):
             q = self.q_norm(q)
         if self.k_norm is not None:
             k = self.k_norm(k)
-        if rotation is not None and self.spec.rope is not None:
-            q, k = rotate(q, rotation, self.spec.rope), rotate(k, rotation, self.spec.rope)
+        if rotation is not None and self.q_rope is not None and self.k_rope is not None:
+            q, k = self.q_rope(q, rotation), self.k_rope(k, rotation)
         if cache is not None:
             k, v = cache.append(k, v)
         heads = self.core(q, k, v, mask, self.spec.scale, self.spec.softcap)

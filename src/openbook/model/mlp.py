@@ -22,18 +22,32 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+class Activation(nn.Module):
+    """act(x), or where there is a gate, act(gate) · x."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def forward(
+        self, x: Float[Tensor, "*batch F"], gate: Float[Tensor, "*batch F"] | None = None
+    ) -> Float[Tensor, "*batch F"]:
+        function = ACTIVATIONS[self.kind]
+        return function(x) if gate is None else function(gate) * x
+
+
 class Mlp(nn.Module):
     """down(act(up(x))), or gated: down(act(gate(x)) · up(x)) (Shazeer 2020, "GLU Variants")."""
 
     def __init__(self, spec: MlpSpec, d_model: int) -> None:
         super().__init__()
         self.spec = spec
-        self.act = ACTIVATIONS[spec.activation]
         self.gate = nn.Linear(d_model, spec.d_ff, bias=spec.up_bias) if spec.gated else None
         self.up = nn.Linear(d_model, spec.d_ff, bias=spec.up_bias)
+        self.act = Activation(spec.activation)
         self.down = nn.Linear(spec.d_ff, d_model, bias=spec.down_bias)
 
     def forward(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
         x = x.to(self.up.weight.dtype)
-        hidden = self.act(self.up(x)) if self.gate is None else self.act(self.gate(x)) * self.up(x)
-        return self.down(hidden)
+        gate = self.gate(x) if self.gate is not None else None
+        return self.down(self.act(self.up(x), gate))

@@ -75,18 +75,24 @@ def rotation(rope: Rope, positions: Int[Tensor, "B T"], capacity: int | None = N
     return Rotation((angles.cos() * factor)[:, None], (angles.sin() * factor)[:, None])
 
 
-def rotate(x: Float[Tensor, "B H T K"], by: Rotation, rope: Rope) -> Float[Tensor, "B H T K"]:
+class Rotate(nn.Module):
     """Turns each pair (a, b) of the first `rope.dim` elements by its angle, in fp32."""
-    cos, sin = by
-    pairs, rest = x[..., : rope.dim], x[..., rope.dim :]
-    if rope.layout == "half":
-        a, b = pairs.chunk(2, dim=-1)
-        turned = torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
-    else:
-        a, b = pairs[..., 0::2], pairs[..., 1::2]
-        turned = torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)
-    turned = turned.to(x.dtype)
-    return torch.cat((turned, rest), dim=-1) if rest.shape[-1] else turned
+
+    def __init__(self, rope: Rope) -> None:
+        super().__init__()
+        self.rope = rope
+
+    def forward(self, x: Float[Tensor, "B H T K"], by: Rotation) -> Float[Tensor, "B H T K"]:
+        cos, sin = by
+        pairs, rest = x[..., : self.rope.dim], x[..., self.rope.dim :]
+        if self.rope.layout == "half":
+            a, b = pairs.chunk(2, dim=-1)
+            turned = torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+        else:
+            a, b = pairs[..., 0::2], pairs[..., 1::2]
+            turned = torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)
+        turned = turned.to(x.dtype)
+        return torch.cat((turned, rest), dim=-1) if rest.shape[-1] else turned
 
 
 @lru_cache(maxsize=256)

@@ -15,14 +15,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { EMBED, NORM, LINEAR, ROTATE, STORE, ATTEND, ACTIVATE, GATE, ADD, PACK, ATTEND_ROWS };
+enum { EMBED, NORM, LINEAR, ROTATE, STORE, ATTEND, ACTIVATE, GATE, ADD, PACK, ATTEND_ROWS, ROTATE_ROWS };
 enum { F32, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K };
 enum { RELU, RELU2, GELU, GELU_TANH, GELU_QUICK, SILU, SIGMOID, TANH };
 
 /* Mirrored field by field in lower.py. */
 typedef struct {
     int32_t code, kind, barrier;
-    int32_t dtype, matrix; /* of vectors and tables; of a LINEAR's matrix */
+    int32_t dtype, matrix; /* of vectors and tables; of a LINEAR's matrix, or of what GATE reads and writes */
     int64_t n;     /* items: rows of a matrix, heads, or elements */
     int64_t width; /* elements of one item: columns of a matrix, a head's size */
     int64_t layer; /* whose cells of the KV cache */
@@ -51,6 +51,7 @@ typedef struct {
 
 typedef float v16 __attribute__((vector_size(64), aligned(4)));
 typedef uint32_t u16x32 __attribute__((vector_size(64)));
+typedef int32_t i32x16 __attribute__((vector_size(64)));
 typedef uint16_t h16 __attribute__((vector_size(32), aligned(2)));
 
 static inline float from_bf16(uint16_t h) {
@@ -76,6 +77,26 @@ static inline v16 load16(const void *p, int64_t i, int dtype) {
 
 static inline float load(const void *p, int64_t i, int dtype) {
     return dtype == F32 ? ((const float *)p)[i] : from_bf16(((const uint16_t *)p)[i]);
+}
+
+/* Nearest, ties to even. Not for NaN with a payload that rounds to infinity: activations have none. */
+static inline h16 to_bf16x16(v16 x) {
+    u16x32 bits = (u16x32)x;
+    return __builtin_convertvector((bits + 0x7fff + (bits >> 16 & 1)) >> 16, h16);
+}
+
+static inline void put16(void *p, int64_t i, v16 x, int dtype) {
+    if (dtype == F32) *(v16 *)((float *)p + i) = x;
+    else *(h16 *)((uint16_t *)p + i) = to_bf16x16(x);
+}
+
+static inline void put1(void *p, int64_t i, float x, int dtype) {
+    if (dtype == F32) ((float *)p)[i] = x;
+    else ((uint16_t *)p)[i] = to_bf16(x);
+}
+
+static inline v16 choose(i32x16 where, v16 yes, v16 no) {
+    return (v16)(((i32x16)yes & where) | ((i32x16)no & ~where));
 }
 
 static inline float sum16(v16 x) {
@@ -114,7 +135,6 @@ INLINE void dot4(const char *w, int64_t stride, const float *x, int64_t width, i
 
 /* --- GGML's blocks; their layouts are those of ggml-quants.c, and of weights/quant.py --- */
 
-typedef int32_t i32x16 __attribute__((vector_size(64)));
 typedef uint8_t b16 __attribute__((vector_size(16), aligned(1)));
 typedef int8_t c16 __attribute__((vector_size(16), aligned(1)));
 
@@ -266,21 +286,41 @@ static void linear(const Op *op, int64_t from, int64_t to) {
     }
 }
 
-static void norm(const Op *op, int64_t from, int64_t to) {
-    int64_t width = op->width;
+INLINE void norm_of(const Op *op, int64_t from, int64_t to, int dtype) {
+    int64_t width = op->width, whole = width / 16 * 16, i;
     for (int64_t item = from; item < to; item++) {
         const float *x = op->a + item * width;
-        float *y = op->dst + item * width;
-        double sum = 0, square = 0; /* double: the order of addition does not show */
-        for (int64_t i = 0; i < width; i++) sum += x[i];
-        double mean = op->flags & LAYERNORM ? sum / width : 0;
-        for (int64_t i = 0; i < width; i++) square += (x[i] - mean) * (x[i] - mean);
-        float by = (float)(1 / sqrt(square / width + op->eps));
-        for (int64_t i = 0; i < width; i++) {
-            float scale = op->weight ? load(op->weight, i, op->dtype) + op->offset : 1;
-            y[i] = (float)(x[i] - mean) * by * scale + (op->bias ? load(op->bias, i, op->dtype) : 0);
+        float *y = op->dst + item * width, mean = 0, square = 0;
+        if (op->flags & LAYERNORM) {
+            v16 sum = {0};
+            for (i = 0; i < whole; i += 16) sum += *(const v16 *)(x + i);
+            for (mean = sum16(sum); i < width; i++) mean += x[i];
+            mean /= width;
+        }
+        v16 squares = {0};
+        for (i = 0; i < whole; i += 16) {
+            v16 d = *(const v16 *)(x + i) - mean;
+            squares += d * d;
+        }
+        for (square = sum16(squares); i < width; i++) square += (x[i] - mean) * (x[i] - mean);
+        float by = 1 / sqrtf(square / width + op->eps);
+        for (i = 0; i < whole; i += 16) {
+            v16 z = (*(const v16 *)(x + i) - mean) * by;
+            if (op->weight) z *= load16(op->weight, i, dtype) + op->offset;
+            if (op->bias) z += load16(op->bias, i, dtype);
+            *(v16 *)(y + i) = z;
+        }
+        for (; i < width; i++) {
+            float z = (x[i] - mean) * by;
+            if (op->weight) z *= load(op->weight, i, dtype) + op->offset;
+            y[i] = z + (op->bias ? load(op->bias, i, dtype) : 0);
         }
     }
+}
+
+static void norm(const Op *op, int64_t from, int64_t to) {
+    if (op->dtype == F32) norm_of(op, from, to, F32);
+    else norm_of(op, from, to, BF16);
 }
 
 /* b: the cosines of all pairs, then the sines. */
@@ -341,6 +381,18 @@ static void attend(const Op *op, const Step *step, int64_t from, int64_t to) {
     else attend_heads(op, step, from, to, BF16);
 }
 
+/* e^x for x <= 0, to 2 units in the last place (the polynomial is Cephes' expf). */
+INLINE v16 exp16(v16 x) {
+    x = choose(x < -87.0f, (v16){0} - 87.0f, x);
+    v16 shifted = x * 1.44269504f + 12582912.0f; /* 1.5 * 2^23: the rounded integer in the low bits */
+    v16 n = shifted - 12582912.0f;
+    v16 r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    v16 y = ((((1.9875691500e-4f * r + 1.3981999507e-3f) * r + 8.3334519073e-3f) * r + 4.1665795894e-2f) * r
+             + 1.6666665459e-1f) * r + 5.0000001201e-1f;
+    y = y * r * r + r + 1.0f;
+    return (v16)((i32x16)y + ((i32x16)shifted << 23));
+}
+
 /* --- many queries at once: a prompt ---
  *
  * PACK lays keys and values out in tiles of 32 keys: keys so that 32 of them are neighbours at each element,
@@ -392,19 +444,6 @@ static void pack(const Op *op, int64_t from, int64_t to) {
     }
 }
 
-/* e^x for x <= 0, to 2 units in the last place (the polynomial is Cephes' expf). */
-INLINE v16 exp16(v16 x) {
-    i32x16 low = x < -87.0f;
-    x = (v16)(((i32x16)x & ~low) | ((i32x16)((v16){0} - 87.0f) & low));
-    v16 shifted = x * 1.44269504f + 12582912.0f; /* 1.5 * 2^23: the rounded integer in the low bits */
-    v16 n = shifted - 12582912.0f;
-    v16 r = x - n * 0.693359375f + n * 2.12194440e-4f;
-    v16 y = ((((1.9875691500e-4f * r + 1.3981999507e-3f) * r + 8.3334519073e-3f) * r + 4.1665795894e-2f) * r
-             + 1.6666665459e-1f) * r + 5.0000001201e-1f;
-    y = y * r * r + r + 1.0f;
-    return (v16)((i32x16)y + ((i32x16)shifted << 23));
-}
-
 INLINE void scores_of_tile(const Op *op, const void *q, const void *kt, float *out, int64_t row, int dtype) {
     v16 sum[QUERIES][2] = {0};
     int64_t K = op->width;
@@ -433,8 +472,7 @@ INLINE float exponentials(float *p, int64_t seen, int64_t padded, int dtype) {
     int64_t s0 = 0;
     for (; s0 + 16 <= seen; s0 += 16) {
         v16 x = *(v16 *)(p + s0);
-        i32x16 more = x > tops;
-        tops = (v16)(((i32x16)x & more) | ((i32x16)tops & ~more));
+        tops = choose(x > tops, x, tops);
     }
     float top = -INFINITY;
     for (int i = 0; i < 16; i++) top = tops[i] > top ? tops[i] : top;
@@ -445,10 +483,7 @@ INLINE float exponentials(float *p, int64_t seen, int64_t padded, int dtype) {
         for (int64_t i = seen - s < 0 ? 0 : seen - s; i < 16; i++) e[i] = 0;
         sum += e;
         if (dtype == F32) *(v16 *)(p + s) = e;
-        else {
-            u16x32 bits = (u16x32)e;
-            *(h16 *)(rounded + s) = __builtin_convertvector((bits + 0x7fff + (bits >> 16 & 1)) >> 16, h16);
-        }
+        else *(h16 *)(rounded + s) = to_bf16x16(e);
     }
     return sum16(sum);
 }
@@ -502,8 +537,7 @@ INLINE void attend_rows_of(const Op *op, int64_t from, int64_t to, int dtype) {
                     for (int j = 0; j < vectors; j++) {
                         v16 y = sum[i][j] * by[i0 + i];
                         int64_t at = ((first + i0 + i) * op->layer + head) * K + d0 + j * 16;
-                        if (dtype == F32) *(v16 *)(op->dst + at) = y;
-                        else for (int e = 0; e < 16; e++) ((uint16_t *)op->dst)[at + e] = to_bf16(y[e]);
+                        put16(op->dst, at, y, dtype);
                     }
             }
     }
@@ -512,6 +546,35 @@ INLINE void attend_rows_of(const Op *op, int64_t from, int64_t to, int dtype) {
 static void attend_rows(const Op *op, int64_t from, int64_t to) {
     if (op->dtype == F32) attend_rows_of(op, from, to, F32);
     else attend_rows_of(op, from, to, BF16);
+}
+
+/* Rows of heads as a matrix product leaves them, turned by each row's angles (b: cosines, then sines) into dst.
+ * Pairs are halves; elements beyond the rotated ones are copied. */
+INLINE void rotate_rows_of(const Op *op, int64_t from, int64_t to, int dtype) {
+    int64_t K = op->width, half = op->group / 2, heads = op->layer;
+    for (int64_t row = from; row < to; row++) {
+        const float *cos = op->b + row * half, *sin = op->b + op->n * half + row * half;
+        for (int64_t head = 0; head < heads; head++) {
+            int64_t at = (row * heads + head) * K, i = 0;
+            for (; i + 16 <= half; i += 16) {
+                v16 c = *(const v16 *)(cos + i), s = *(const v16 *)(sin + i);
+                v16 a = load16(op->a, at + i, dtype), b = load16(op->a, at + half + i, dtype);
+                put16(op->dst, at + i, a * c - b * s, dtype);
+                put16(op->dst, at + half + i, b * c + a * s, dtype);
+            }
+            for (; i < half; i++) {
+                float a = load(op->a, at + i, dtype), b = load(op->a, at + half + i, dtype);
+                put1(op->dst, at + i, a * cos[i] - b * sin[i], dtype);
+                put1(op->dst, at + half + i, b * cos[i] + a * sin[i], dtype);
+            }
+            for (i = 2 * half; i < K; i++) put1(op->dst, at + i, load(op->a, at + i, dtype), dtype);
+        }
+    }
+}
+
+static void rotate_rows(const Op *op, int64_t from, int64_t to) {
+    if (op->dtype == F32) rotate_rows_of(op, from, to, F32);
+    else rotate_rows_of(op, from, to, BF16);
 }
 
 static inline float activation(float x, int kind) {
@@ -525,6 +588,23 @@ static inline float activation(float x, int kind) {
     case SIGMOID: return 1 / (1 + expf(-x));
     default: return tanhf(x);
     }
+}
+
+INLINE void gate_of(const Op *op, int64_t from, int64_t to, int dtype) {
+    int64_t i = from;
+    if (op->kind == SILU)
+        for (; i + 16 <= to; i += 16) {
+            v16 x = load16(op->a, i, dtype), e = exp16(choose(x < 0, x, -x)); /* e^-|x| */
+            v16 sigmoid = choose(x < 0, e, (v16){0} + 1) / (1 + e);
+            put16(op->dst, i, x * sigmoid * load16(op->b, i, dtype), dtype);
+        }
+    for (; i < to; i++)
+        put1(op->dst, i, activation(load(op->a, i, dtype), op->kind) * load(op->b, i, dtype), dtype);
+}
+
+static void gate(const Op *op, int64_t from, int64_t to) {
+    if (op->matrix == F32) gate_of(op, from, to, F32);
+    else gate_of(op, from, to, BF16);
 }
 
 static void run_op(const Op *op, const Step *step, int64_t from, int64_t to) {
@@ -546,9 +626,8 @@ static void run_op(const Op *op, const Step *step, int64_t from, int64_t to) {
     case ACTIVATE:
         for (int64_t i = from; i < to; i++) op->dst[i] = activation(op->a[i], op->kind);
         break;
-    case GATE:
-        for (int64_t i = from; i < to; i++) op->dst[i] = activation(op->a[i], op->kind) * op->b[i];
-        break;
+    case GATE: gate(op, from, to); break;
+    case ROTATE_ROWS: rotate_rows(op, from, to); break;
     case ADD:
         for (int64_t i = from; i < to; i++) op->dst[i] += op->a[i];
         break;

@@ -1,0 +1,183 @@
+"""A prompt's norms, rotations, attention and gates in C: modules that stand in for the model's own.
+
+Each has the class it replaces as its base, and does what that does wherever C does not: with a gradient,
+for a few tokens, in another dtype or layout.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from openbook.model import Decoder
+from openbook.model.attention import FusedCore, Mask
+from openbook.model.mlp import Activation
+from openbook.model.norm import Norm
+from openbook.model.positions import Rotate, Rotation
+from openbook.native.build import library
+from openbook.native.lower import (
+    ACTIVATIONS,
+    ATTEND_ROWS,
+    DTYPES,
+    GATE,
+    LAYERNORM,
+    NORM,
+    PACK,
+    ROTATE_ROWS,
+    Op,
+)
+from openbook.native.step import Step, run
+
+TILE, QUERIES = 32, 8
+"""As in runner.c: keys in a tile, queries at a time."""
+
+LEAST_ROWS, MOST_KEYS = 16, 16_384
+"""Fewer tokens are not worth the call; more keys do not fit a worker's stack."""
+
+
+def use_native_modules(decoder: Decoder) -> None:
+    """Gives every layer the native modules in place of its own."""
+    for name, module in list(decoder.named_modules()):
+        match module:
+            case FusedCore():
+                decoder.set_submodule(name, NativeCore())
+            case Rotate() if module.rope.layout == "half":
+                decoder.set_submodule(name, NativeRotate(module.rope))
+            case Activation():
+                decoder.set_submodule(name, NativeActivation(module.kind))
+            case Norm():
+                decoder.set_submodule(name, NativeNorm(module))
+
+
+def _suits(*tensors: Tensor) -> bool:
+    """Whether C can take these, all of one dtype, as they are."""
+    first = tensors[0]
+    return (
+        not torch.is_grad_enabled()
+        and first.dtype in DTYPES
+        and all(x.device.type == "cpu" and x.dtype == first.dtype and x.stride(-1) == 1 for x in tensors)
+    )
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+class NativeNorm(Norm):
+    """A norm of the residual stream, with the parameters of the one it replaces."""
+
+    def __init__(self, norm: Norm) -> None:
+        nn.Module.__init__(self)
+        self.spec, self.weight, self.bias = norm.spec, norm.weight, norm.bias
+
+    def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+        rows, width = x.numel() // x.shape[-1], x.shape[-1]
+        parameters = [p for p in (self.weight, self.bias) if p is not None]
+        suits = x.dtype == torch.float32 and rows >= LEAST_ROWS and x.is_contiguous() and _suits(x)
+        if not suits or (parameters and not _suits(*parameters)):
+            return super().forward(x)
+        y = torch.empty_like(x)
+        op = Op(
+            code=NORM, n=rows, width=width, barrier=1, dtype=DTYPES[parameters[0].dtype] if parameters else 0,
+            flags=LAYERNORM if self.spec.kind == "layer" else 0, eps=self.spec.eps, offset=self.spec.offset,
+            weight=_address(self.weight), bias=_address(self.bias), a=x.data_ptr(), dst=y.data_ptr(),
+        )  # fmt: skip
+        run(library(), (Op * 1)(op), 0, Step())
+        return y
+
+
+class NativeRotate(Rotate):
+    """Rotates the heads of a projection's result, which lie beside each other, into new memory."""
+
+    def forward(self, x: Float[Tensor, "B H T K"], by: Rotation) -> Float[Tensor, "B H T K"]:
+        B, H, T, K = x.shape
+        rows = x.transpose(1, 2)
+        if B > 1 or T < LEAST_ROWS or not (_suits(x) and rows.is_contiguous()):
+            return super().forward(x, by)
+        y = torch.empty_like(rows)
+        angles = torch.cat((by.cos[0, 0], by.sin[0, 0]))
+        op = Op(
+            code=ROTATE_ROWS, n=T, width=K, layer=H, group=self.rope.dim, dtype=DTYPES[x.dtype], barrier=1,
+            a=rows.data_ptr(), b=angles.data_ptr(), dst=y.data_ptr(),
+        )  # fmt: skip
+        run(library(), (Op * 1)(op), 0, Step())
+        return y.transpose(1, 2)
+
+
+class NativeActivation(Activation):
+    """act(gate) · x in one pass."""
+
+    def forward(
+        self, x: Float[Tensor, "*batch F"], gate: Float[Tensor, "*batch F"] | None = None
+    ) -> Float[Tensor, "*batch F"]:
+        wide = gate is not None and x.numel() >= LEAST_ROWS * x.shape[-1]
+        if gate is None or not (wide and _suits(x, gate) and x.is_contiguous() and gate.is_contiguous()):
+            return super().forward(x, gate)
+        y = torch.empty_like(x)
+        op = Op(
+            code=GATE, kind=ACTIVATIONS.index(self.kind), n=x.numel(), matrix=DTYPES[x.dtype], barrier=1,
+            a=gate.data_ptr(), b=x.data_ptr(), dst=y.data_ptr(),
+        )  # fmt: skip
+        run(library(), (Op * 1)(op), 0, Step())
+        return y
+
+
+class NativeCore(FusedCore):
+    """Causal attention of many queries without gradient, fp32 or bf16; anything else is `FusedCore`'s.
+
+    Scores and softmax are fp32. In bf16 the products multiply bf16 pairs and add in fp32, as PyTorch's
+    own kernel does.
+    """
+
+    def forward(
+        self,
+        q: Float[Tensor, "B H T K"],
+        k: Float[Tensor, "B G S K"],
+        v: Float[Tensor, "B G S K"],
+        mask: Mask,
+        scale: float,
+        softcap: float | None = None,
+    ) -> Float[Tensor, "B H T K"]:
+        if not (mask.causal and softcap is None and _suits(q, k, v) and _packs(q, k, v)):
+            return super().forward(q, k, v, mask, scale, softcap)
+        B, H, T, K = q.shape
+        y = torch.empty(B, T, H, K, dtype=q.dtype)
+        for row in range(B):
+            _attend(q[row], k[row], v[row], y[row], scale)
+        return y.transpose(1, 2)
+
+
+def _packs(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    return (
+        q.shape[2] >= LEAST_ROWS
+        and k.shape[2] <= MOST_KEYS
+        and q.shape[3] % 16 == 0
+        and k.stride() == v.stride()
+        and k.stride(2) == k.shape[3]
+    )
+
+
+def _attend(
+    q: Float[Tensor, "H T K"],
+    k: Float[Tensor, "G S K"],
+    v: Float[Tensor, "G S K"],
+    y: Float[Tensor, "T H K"],
+    scale: float,
+) -> None:
+    (H, T, K), (G, S, _) = q.shape, k.shape
+    tiles = -(-S // TILE)
+    packed = torch.empty(G * tiles * 2 * TILE * K, dtype=q.dtype)
+    shared = {"dtype": DTYPES[q.dtype], "width": K, "rows": T, "keys": S, "barrier": 1}
+    ops = (Op * 2)(
+        Op(
+            code=PACK, n=G * tiles, kv_head=k.stride(0),
+            weight=k.data_ptr(), bias=v.data_ptr(), dst=packed.data_ptr(), **shared,
+        ),
+        Op(
+            code=ATTEND_ROWS, n=H * -(-T // QUERIES), layer=H, group=H // G, scale=scale,
+            a_row=q.stride(1), a_head=q.stride(0),
+            weight=packed.data_ptr(), a=q.data_ptr(), dst=y.data_ptr(), **shared,
+        ),
+    )  # fmt: skip
+    run(library(), ops, 0, Step())
