@@ -18,6 +18,7 @@ from pathlib import Path
 from openbook.models import home
 
 SOURCE = Path(__file__).with_name("runner.c")
+HEADERS = ("op.h", "vector.h", "blocks.h", "step.h", "prompt.h")
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-shared", "-fPIC", "-pthread")
 
 
@@ -50,7 +51,8 @@ def _fingerprint(compiler: str) -> str:
     if cpuinfo.exists():
         processor += next((ln for ln in cpuinfo.read_text().splitlines() if ln.startswith("flags")), "")
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
-    parts = (SOURCE.read_text(), " ".join(FLAGS), version, processor)
+    sources = (SOURCE, *(SOURCE.with_name(name) for name in HEADERS))
+    parts = (*(file.read_text() for file in sources), " ".join(FLAGS), version, processor)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 

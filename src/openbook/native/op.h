@@ -1,0 +1,36 @@
+/* What a step is made of. Both structures are mirrored field by field in lower.py and step.py. */
+#pragma once
+#include <stdint.h>
+
+enum { EMBED, NORM, LINEAR, ROTATE, STORE, ATTEND, ACTIVATE, GATE, ADD, PACK, ATTEND_ROWS, ROTATE_ROWS };
+enum { F32, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K };
+enum { RELU, RELU2, GELU, GELU_TANH, GELU_QUICK, SILU, SIGMOID, TANH };
+
+typedef struct {
+    int32_t code, kind, barrier;
+    int32_t dtype, matrix; /* of vectors and tables; of a LINEAR's matrix, or of what GATE reads and writes */
+    int64_t n;     /* items: rows of a matrix, heads, or elements */
+    int64_t width; /* elements of one item: columns of a matrix, a head's size */
+    int64_t layer; /* whose cells of the KV cache */
+    int64_t group; /* query heads per key/value head; or elements that are rotated */
+    int64_t row_bytes; /* of a LINEAR's matrix */
+    int64_t rows, keys;             /* PACK, ATTEND_ROWS: T queries, the last of S keys */
+    int64_t a_row, a_head, kv_head; /* elements from one query row, query head, key/value head to the next */
+    int32_t flags; /* ACCUMULATE: dst += instead of dst =; LAYERNORM; INTERLEAVED */
+    float eps, offset, scale, softcap;
+    const void *weight, *bias;
+    const float *a, *b; /* inputs */
+    float *dst;
+} Op;
+
+enum { ACCUMULATE = 1, LAYERNORM = 2, INTERLEAVED = 4 };
+
+typedef struct {
+    int64_t token, position; /* position: row of a learned table */
+    int64_t length;          /* tokens in the cache, this one included */
+    void **k, **v;           /* for each layer: [G, cells, K] */
+    const int64_t *cells;
+    float *scratch; /* scores: n_heads rows of max cells */
+    int64_t scratch_row;
+    int32_t cache_dtype, threads;
+} Step;
