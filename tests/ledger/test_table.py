@@ -106,6 +106,15 @@ def test_markdown_is_a_table_with_exact_bytes():
     assert "**124,439,808**" in rows[-1]
 
 
+def test_csv_writes_all_shapes_alike():
+    row = read_csv(op_table(ledger(preset("gpt2")), Workload("prefill", new=8)))[6]
+    assert (row["in"], row["output shape"]) == ("1x12x8x64, 1x12x8x64", "1x12x8x8")
+
+
+def test_one_layer_is_in_the_singular():
+    assert "\n1 layer " in summary_table(ledger(preset("gpt2-block"))).text()
+
+
 def test_csv_holds_plain_numbers():
     first = read_csv(op_table(ledger(preset("gpt2")), Workload("prefill", new=8)))[3]
     assert first["step"] == "layers.0-11.attn.q ×12"

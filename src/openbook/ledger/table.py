@@ -299,7 +299,7 @@ def op_table(book: Ledger, workload: Workload, by: By = "kind") -> Table:
 
 def _op_cells(group: Group) -> tuple[Cell, ...]:
     row: OpRow = group.row
-    ins = ", ".join("×".join(map(str, shape)) for shape in row.in_shapes)
+    ins = ", ".join("x".join(map(str, shape)) for shape in row.in_shapes)  # a column of CSV alone
     return (
         _name(group), row.letters, ins, row.out_shape, row.formula, row.numbers, group.times,
         *(group.times * getattr(row, measure) for measure in OP_MEASURES),
@@ -411,7 +411,7 @@ def summary_table(book: Ledger) -> Table:
         add(f"norms, {where}", part(members, lambda row: row.kind == "norm" and row.part != "attn"), numbers)
         add(f"feed-forward, {where}", part(members, lambda row: row.part == "mlp"), numbers)
         in_layers += len(layers) * add(where, members, numbers)
-    rows.append((f"{spec.n_layers:,} layers", "", in_layers))
+    rows.append((f"{spec.n_layers:,} layer{'s' * (spec.n_layers > 1)}", "", in_layers))
     add("final norm", part(last.rows, lambda row: row.part == "final_norm"), model)
     add(
         "output head (tied)" if spec.head.tied else "output head",
