@@ -77,6 +77,13 @@ def test_a_message_of_several_lines_becomes_one(capsys):
     assert capsys.readouterr().err == "error: one two three\n"
 
 
+def test_what_a_message_quotes_of_a_file_is_escaped_and_cut(capsys):
+    errors.report(models.FetchError("\x1b[31m" + "x" * 10**6))
+    shown = capsys.readouterr().err
+    assert shown.startswith(r"error: \x1b[31mxxx")
+    assert len(shown) < 2100
+
+
 def test_the_traceback_is_shown_on_request_only(capsys, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(terminal, "verbose", True)
     try:

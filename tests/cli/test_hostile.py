@@ -172,6 +172,7 @@ def assert_one_line(done: Any, code: int, word: str) -> None:
     assert done.err.rstrip("\n").isprintable()
     assert word in done.err
     assert "internal error" not in done.err
+    assert len(done.err) < 2100
 
 
 @pytest.mark.parametrize("verb", ["verify", "generate"])
@@ -216,6 +217,7 @@ def test_bad_files_are_the_same_under_optimised_python(tmp_path: Path):
         ({"model": "bert"}, NOT_FOUND, "'bert'"),
         ({"eos_token_id": 8}, FAILED, "from 0 to 7"),
         ({"tokens": ["a"] * 8}, FAILED, "twice"),
+        ({"tokens": ["\x1b[31m" * 100_000] * 8}, FAILED, "\\x1b[31m"),
         ({"token_type": [1]}, FAILED, "1 entries for 8 tokens"),
         ({"merges": ["a h"]}, FAILED, "'a h'"),
     ],

@@ -38,6 +38,9 @@ EXIT_CODES = {
 }
 """Openbook's own errors by class name, the more particular first: naming them costs no import."""
 
+_LONGEST = 2000
+"""Characters of a message: what it quotes of a file may be of any length."""
+
 
 class UsageError(Exception):
     """The options contradict each other, or one has no such value."""
@@ -64,9 +67,11 @@ def report(error: BaseException) -> int:
         return INTERRUPTED
     if terminal.verbose:
         traceback.print_exception(error)
+    from openbook.files.errors import printable
+
     code, text = explain(error)
     label = terminal.paint("error:", "red", sys.stderr)
-    print(f"{label} {' '.join(text.split())}", file=sys.stderr)
+    print(f"{label} {printable(' '.join(text.split()), _LONGEST)}", file=sys.stderr)
     return code
 
 

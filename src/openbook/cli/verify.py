@@ -41,13 +41,17 @@ def run(
 
 
 def _print(report: Report) -> None:
+    from openbook.files.errors import printable
+
     stored = sum(row.stored is not None for row in report.rows)
     print(f"{report.path.name}: {stored} tensors, {report.parameters:,} parameters, {report.bytes:,} bytes")
     for row in report.misfits:
         print(f"  {row.status:<10}  {row}")
     for row in report.nonfinite:
         if row.values is not None:
-            print(f"  {'nonfinite':<10}  {row.name}: {row.values.nan:,} NaN, {row.values.inf:,} Inf")
+            print(
+                f"  {'nonfinite':<10}  {printable(row.name)}: {row.values.nan:,} NaN, {row.values.inf:,} Inf"
+            )
     if report.ok:
         print("Every name, shape and type is as the ledger says.")
 
