@@ -60,6 +60,11 @@ def _suits(*tensors: Tensor) -> bool:
     )
 
 
+def _run(*ops: Op) -> None:
+    """On the threads that PyTorch's matrix products before and after use as well."""
+    run(library(), (Op * len(ops))(*ops), 0, Step(with_openmp=1))
+
+
 def _address(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
@@ -83,7 +88,7 @@ class NativeNorm(Norm):
             flags=LAYERNORM if self.spec.kind == "layer" else 0, eps=self.spec.eps, offset=self.spec.offset,
             weight=_address(self.weight), bias=_address(self.bias), a=x.data_ptr(), dst=y.data_ptr(),
         )  # fmt: skip
-        run(library(), (Op * 1)(op), 0, Step())
+        _run(op)
         return y
 
 
@@ -101,7 +106,7 @@ class NativeRotate(Rotate):
             code=ROTATE_ROWS, n=T, width=K, layer=H, group=self.rope.dim, dtype=DTYPES[x.dtype], barrier=1,
             a=rows.data_ptr(), b=angles.data_ptr(), dst=y.data_ptr(),
         )  # fmt: skip
-        run(library(), (Op * 1)(op), 0, Step())
+        _run(op)
         return y.transpose(1, 2)
 
 
@@ -119,7 +124,7 @@ class NativeActivation(Activation):
             code=GATE, kind=ACTIVATIONS.index(self.kind), n=x.numel(), matrix=DTYPES[x.dtype], barrier=1,
             a=gate.data_ptr(), b=x.data_ptr(), dst=y.data_ptr(),
         )  # fmt: skip
-        run(library(), (Op * 1)(op), 0, Step())
+        _run(op)
         return y
 
 
@@ -169,7 +174,7 @@ def _attend(
     tiles = -(-S // TILE)
     packed = torch.empty(G * tiles * 2 * TILE * K, dtype=q.dtype)
     shared = {"dtype": DTYPES[q.dtype], "width": K, "rows": T, "keys": S, "barrier": 1}
-    ops = (Op * 2)(
+    ops = (
         Op(
             code=PACK, n=G * tiles, kv_head=k.stride(0),
             weight=k.data_ptr(), bias=v.data_ptr(), dst=packed.data_ptr(), **shared,
@@ -180,4 +185,4 @@ def _attend(
             weight=packed.data_ptr(), a=q.data_ptr(), dst=y.data_ptr(), **shared,
         ),
     )  # fmt: skip
-    run(library(), ops, 0, Step())
+    _run(*ops)

@@ -33,4 +33,5 @@ typedef struct {
     float *scratch; /* scores: n_heads rows of max cells */
     int64_t scratch_row;
     int32_t cache_dtype, threads;
+    int32_t with_openmp; /* work on PyTorch's threads: see runner.c */
 } Step;

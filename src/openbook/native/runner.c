@@ -57,6 +57,9 @@ int64_t openbook_step_size(void) { return sizeof(Step); }
  *
  * A run is shared by those who work on it and freed by the last to leave. The caller leaves as soon as all
  * portions are done; a worker that comes late finds none left, and touches nothing but the run itself.
+ *
+ * A prompt's operations stand between PyTorch's matrix products, whose OpenMP threads go on spinning for a
+ * while and leave no core to others: there the run is handed to those very threads.
  */
 
 enum { MAX_THREADS = 64, SPINS = 2000 };
@@ -163,6 +166,14 @@ int32_t openbook_run(const Op *ops, int64_t n, const Step *step) {
     int threads = step->threads < 1 ? 1 : step->threads > MAX_THREADS ? MAX_THREADS : step->threads;
     Run *run = prepare(ops, n, step, threads);
     if (!run) return 1;
+#ifdef _OPENMP
+    if (step->with_openmp) {
+#pragma omp parallel num_threads(threads)
+        walk(run);
+        leave(run);
+        return 0;
+    }
+#endif
     if (threads > 1) {
         pthread_mutex_lock(&pool.lock);
         for (pthread_t thread; pool.started < threads - 1; pool.started++) {

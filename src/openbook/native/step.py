@@ -35,7 +35,7 @@ class Step(ctypes.Structure):
         ("k", ctypes.POINTER(ctypes.c_void_p)), ("v", ctypes.POINTER(ctypes.c_void_p)),
         ("cells", ctypes.POINTER(ctypes.c_int64)),
         ("scratch", ctypes.c_void_p), ("scratch_row", ctypes.c_int64),
-        ("cache_dtype", ctypes.c_int32), ("threads", ctypes.c_int32),
+        ("cache_dtype", ctypes.c_int32), ("threads", ctypes.c_int32), ("with_openmp", ctypes.c_int32),
     )  # fmt: skip
 
 
