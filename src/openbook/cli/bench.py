@@ -49,10 +49,11 @@ def run(
         raise UsageError("-p 0 and -n 0 leave nothing to measure")
     if vs and find_spec("transformers") is None:
         raise MissingExtraError("--vs hf needs transformers: pip install transformers accelerate gguf")
-    _warn_if_busy()
     from openbook import bench
-    from openbook.cli.loading import load
+    from openbook.cli.loading import load, source_with_weights
 
+    source_with_weights(model)  # before anything else is said: there may be nothing to measure
+    _warn_if_busy()
     tests = [bench.Test("pp", n_prompt)] * (n_prompt > 0) + [bench.Test("tg", n_gen)] * (n_gen > 0)
     wanted = (dtype or ("default,fp32,bf16" if vs else "default")).split(",")
     models = {name: load(model, None if name == "default" else name, threads, force=force) for name in wanted}

@@ -56,7 +56,8 @@ def speeds(stats: Stats) -> str:
     cached = f" ({stats.cached_tokens} from the cache)" if stats.cached_tokens else ""
     parts = [
         f"prompt {stats.prompt_tokens:,} tokens{cached}, {stats.prefill_rate:,.1f} t/s",
-        f"answer {stats.new_tokens:,} tokens, {stats.decode_rate:,.1f} t/s",
+        f"answer {stats.new_tokens:,} token{'s' * (stats.new_tokens != 1)}"
+        + (f", {stats.decode_rate:,.1f} t/s" if stats.new_tokens > 1 else ""),
     ]
     if stats.finish:
         parts.append({"stop": "finished", "length": "cut at -n", "context": "context full"}[stats.finish])

@@ -40,13 +40,19 @@ def run(
         )
 
 
+LISTED = 200
+"""Misfits shown to a person: a file of the wrong model may have as many as it has tensors."""
+
+
 def _print(report: Report) -> None:
     from openbook.files.errors import printable
 
     stored = sum(row.stored is not None for row in report.rows)
     print(f"{report.path.name}: {stored} tensors, {report.parameters:,} parameters, {report.bytes:,} bytes")
-    for row in report.misfits:
+    for row in report.misfits[:LISTED]:
         print(f"  {row.status:<10}  {row}")
+    if len(report.misfits) > LISTED:
+        print(f"  and {len(report.misfits) - LISTED:,} more; --json lists them all")
     for row in report.nonfinite:
         if row.values is not None:
             print(
