@@ -5,11 +5,11 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from bounded import bounded_work
 from openbook import models, sources
 from openbook.files import FileError, write_gguf
 from openbook.sources import NotFoundError, read_json, resolve, spec
@@ -231,10 +231,11 @@ def test_file_beyond_the_bound_is_not_read(tmp_path):
     file = tmp_path / "config.json"
     with file.open("wb") as stream:
         stream.truncate(2**40)  # sparse
-    start = time.perf_counter()
-    with pytest.raises(FileError, match=r"1,099,511,627,776 bytes, expected at most 16,777,216"):
+    with (
+        bounded_work(),
+        pytest.raises(FileError, match="1,099,511,627,776 bytes, expected at most 16,777,216"),
+    ):
         read_json(file)
-    assert time.perf_counter() - start < 0.5
 
 
 def test_pipe_is_refused_before_it_is_opened(tmp_path):
@@ -246,10 +247,8 @@ def test_pipe_is_refused_before_it_is_opened(tmp_path):
 def test_many_keys_with_one_twice_are_refused_at_once(tmp_path):
     file = tmp_path / "config.json"
     file.write_text("{" + ",".join(f'"{i}":0' for i in [*range(300_000), 299_999]) + "}")
-    start = time.perf_counter()
-    with pytest.raises(FileError, match="'299999' occurs twice"):
+    with bounded_work(), pytest.raises(FileError, match="'299999' occurs twice"):
         read_json(file)
-    assert time.perf_counter() - start < 5
 
 
 def test_config_with_many_labels_is_read(folder):

@@ -14,7 +14,6 @@ import re
 import struct
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import gguf
@@ -23,6 +22,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from bounded import bounded_work
 from openbook.files import FileError, TruncatedError, Typed, read_gguf, write_gguf
 from openbook.files.gguf import FORMATS, MAX_HEADER_BYTES, MAX_ITEMS, VALUE_TYPES, tensor_nbytes
 
@@ -290,7 +290,8 @@ def test_hostile_files_are_refused_without_assertions_too(tmp_path: Path, refuse
         "print(json.dumps(cases.refusals(pathlib.Path(sys.argv[2]))))\n"
     )
     command = [sys.executable, "-O", "-c", script, __file__, str(tmp_path)]
-    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    run = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     without = {name: said.partition(".gguf")[2] for name, said in json.loads(run.stdout).items()}
     assert without == {name: said.partition(".gguf")[2] for name, said in refused.items()}
 
@@ -310,10 +311,8 @@ def test_a_sparse_terabyte_is_refused_at_once(tmp_path: Path):
     path = tmp_path / "sparse.gguf"
     path.write_bytes(file(array_key("k", "string", MAX_ITEMS), n_keys=100_000))
     os.truncate(path, 1 << 40)
-    start = time.process_time()
-    with pytest.raises(FileError, match="the key is empty"):
+    with bounded_work(), pytest.raises(FileError, match="the key is empty"):
         read_gguf(path)
-    assert time.process_time() - start < 10
 
 
 def test_a_header_has_an_end_even_in_a_sparse_file(tmp_path: Path):
@@ -649,7 +648,7 @@ def test_tensors_are_made_one_at_a_time(tmp_path: Path):
 # --- speed ----------------------------------------------------------------------------------------
 
 
-def test_a_vocabulary_of_150_000_is_read_in_a_fraction_of_a_second(tmp_path: Path):
+def test_a_vocabulary_of_150_000_is_no_hostile_file(tmp_path: Path):
     """A guard once made loading so slow that it had to be redone (llama.cpp #19856, #19919)."""
     n = 150_000
     tokens = [f"▁token{i}" for i in range(n)]
@@ -660,13 +659,8 @@ def test_a_vocabulary_of_150_000_is_read_in_a_fraction_of_a_second(tmp_path: Pat
         "types": [1] * n,
     }
     write_gguf(tmp_path / "m.gguf", metadata, [])
-    best = math.inf
-    for _ in range(3):
-        start = time.process_time()
-        found = read_gguf(tmp_path / "m.gguf")
-        best = min(best, time.process_time() - start)
-    assert found.metadata == metadata
-    assert best < 0.6  # 0.13 s of processor time on the machine it was written on
+    with bounded_work():
+        assert read_gguf(tmp_path / "m.gguf").metadata == metadata
 
 
 def test_the_tensors_bytes_are_not_read_while_parsing(tmp_path: Path):

@@ -1,12 +1,12 @@
 """Counts of parameters, against published totals and arithmetic by hand."""
 
 import json
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from bounded import bounded_work
 from openbook.ledger import LedgerError, Workload, ledger
 from openbook.ledger.tensors import dtype_name, nbytes
 from openbook.spec.hf import from_config
@@ -307,8 +307,7 @@ def test_a_hundred_thousand_layers_cost_no_more_than_their_kinds():
     narrow, wide = block(), block(mlp=Mlp(20, "relu", gated=False))
     spec = spec_of(*(wide if i % 3 else narrow for i in range(100_000)))
     book = ledger(spec)
-    started = time.process_time()
-    assert book.params.total > 0
-    assert book.totals(Workload("train", new=1024)).flops > 0
-    assert book.memory(Workload("decode", past=1024)).total > 0
-    assert time.process_time() - started < 1
+    with bounded_work():
+        assert book.params.total > 0
+        assert book.totals(Workload("train", new=1024)).flops > 0
+        assert book.memory(Workload("decode", past=1024)).total > 0

@@ -3,12 +3,12 @@
 import dataclasses
 import math
 import struct
-import time
 
 import pytest
 from gguf.constants import MODEL_ARCH, MODEL_ARCH_NAMES, TENSOR_NAMES, Keys
 from hypothesis import given
 
+from bounded import bounded_work
 from openbook.spec import (
     FrequencyDivisors,
     LinearScaling,
@@ -406,10 +406,8 @@ BOMBS = [
 
 @pytest.mark.parametrize("bomb", BOMBS, ids=lambda bomb: repr(bomb)[:60])
 def test_hostile_metadata_is_one_short_error_at_once(bomb):
-    start = time.perf_counter()
-    with pytest.raises(SpecError) as caught:
+    with bounded_work(), pytest.raises(SpecError) as caught:
         from_metadata({**LLAMA, **bomb})
-    assert time.perf_counter() - start < 0.5
     assert len(str(caught.value)) < 500
     assert str(caught.value).isprintable()
 

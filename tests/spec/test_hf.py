@@ -6,13 +6,13 @@ import math
 import os
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 
+from bounded import bounded_work
 from openbook.spec import (
     Attention,
     DynamicScaling,
@@ -580,10 +580,8 @@ BOMBS = [
 
 @pytest.mark.parametrize("bomb", BOMBS, ids=lambda bomb: repr(bomb)[:50])
 def test_config_bomb_is_one_short_error_at_once(bomb):
-    start = time.perf_counter()
-    with pytest.raises(SpecError) as caught:
+    with bounded_work(), pytest.raises(SpecError) as caught:
         from_config({**LLAMA, **bomb})
-    assert time.perf_counter() - start < 0.5
     assert len(str(caught.value)) < 500
     assert str(caught.value).isprintable()
 

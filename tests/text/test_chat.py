@@ -2,12 +2,11 @@
 
 # ruff: noqa: E501 - templates stand as they were published
 
-import time
-
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from bounded import bounded_work
 from openbook.text import ChatTemplate, MessageError, TemplateError, Tokenizer
 
 CHATML = (
@@ -171,12 +170,11 @@ class TestAgainstTransformers:
         ]
         assert ChatTemplate(template).render(messages, tokenizer) == apply(theirs, template, messages)
 
-    def test_a_thousand_turns_take_no_second(self, tokenizer):
+    def test_a_thousand_turns_are_no_hostile_template(self, tokenizer):
         messages = [{"role": ("user", "assistant")[i % 2], "content": "the dog " * 50} for i in range(1000)]
-        started = time.thread_time()
-        text = ChatTemplate(QWEN3).text(messages, tokenizer)
-        assert text.count("the dog") == 50_000
-        assert time.thread_time() - started < 1
+        with bounded_work():
+            text = ChatTemplate(QWEN3).text(messages, tokenizer)
+            assert text.count("the dog") == 50_000
 
 
 class TestContentIsNeverControl:
@@ -350,18 +348,17 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_template_ends_soon_in_one_error(tokenizer, name):
-    started = time.thread_time()
-    with pytest.raises(TemplateError) as caught:
+    with bounded_work(), pytest.raises(TemplateError) as caught:
         ChatTemplate(HOSTILE[name]).text([{"role": "user", "content": "Hi"}], tokenizer)
-    assert time.thread_time() - started < 2.5
     assert "\n" not in str(caught.value)
 
 
-def test_the_longest_template_compiles_in_seconds(tokenizer):
+def test_the_longest_template_compiles(tokenizer):
     source = "{{ a }}{% if b %}{{ c.d }}{% endif %}" * 1700
-    started = time.thread_time()
-    assert ChatTemplate(source[:65_000].rpartition("{{ a }}")[0]).text([{"role": "user"}], tokenizer) == ""
-    assert time.thread_time() - started < 5
+    with bounded_work():
+        assert (
+            ChatTemplate(source[:65_000].rpartition("{{ a }}")[0]).text([{"role": "user"}], tokenizer) == ""
+        )
 
 
 def test_a_template_that_drops_the_message_is_its_own_affair(tokenizer):

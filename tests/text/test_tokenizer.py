@@ -1,7 +1,6 @@
 """Ids equal those of the libraries that define them, on any text; what is no text is refused."""
 
 import random
-import time
 
 import pytest
 import tokenizers
@@ -9,6 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers
 
+from bounded import bounded_work
 from openbook.text import Tokenizer, TokenizerError
 from openbook.text.pretokenizers import PRE_TOKENIZERS
 from openbook.text.tokenizer import MAX_CHARS
@@ -167,9 +167,8 @@ def test_a_pre_tokenizer_loses_no_character_and_takes_linear_time(name):
     splitter = PRE_TOKENIZERS[name].build()
     assert _restored(splitter, "".join(TEXTS)) == "".join(TEXTS)
     for run in ("a", "A", "1", " ", "\n", "!", "你", " 1", "\r\n"):
-        started = time.thread_time()
-        splitter.pre_tokenize_str(run * 20_000 + "!1x")
-        assert time.thread_time() - started < 2, f"a run of {run!r}"
+        with bounded_work():
+            splitter.pre_tokenize_str(run * 20_000 + "!1x")
 
 
 def _restored(splitter, text):
@@ -342,8 +341,3 @@ class TestSmolLM2:
         assert not tokenizer.add_bos
         assert tokenizer.missing_bytes == {0x04, 0x06, 0x13, 0x14, 0x16, 0x1D, 0xF1, 0xF2}
         assert tokenizer.encode("Hello world") == [19556, 905]
-
-    def test_loading_takes_less_than_two_seconds(self, smollm2_metadata):
-        started = time.process_time()
-        Tokenizer.from_gguf(smollm2_metadata)
-        assert time.process_time() - started < 2
