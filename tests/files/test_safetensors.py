@@ -116,7 +116,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
 def test_a_hostile_file_is_refused_for_the_right_reason(name: str, tmp_path: Path):
     raw, says = HOSTILE[name]
     (tmp_path / "model.safetensors").write_bytes(raw)
-    with bounded_work():
+    with bounded_work(5):
         with pytest.raises(FileError) as caught:
             open_safetensors(tmp_path / "model.safetensors")
         assert says in str(caught.value)

@@ -307,7 +307,7 @@ def test_a_hundred_thousand_layers_cost_no_more_than_their_kinds():
     narrow, wide = block(), block(mlp=Mlp(20, "relu", gated=False))
     spec = spec_of(*(wide if i % 3 else narrow for i in range(100_000)))
     book = ledger(spec)
-    with bounded_work():
+    with bounded_work(1):
         assert book.params.total > 0
         assert book.totals(Workload("train", new=1024)).flops > 0
         assert book.memory(Workload("decode", past=1024)).total > 0

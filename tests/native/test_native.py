@@ -347,3 +347,20 @@ def test_native_norms_equal_pytorch(spec, width, dtype):
     norm.to(dtype)
     x = torch.randn(2, 11, width) * 7 + 3
     torch.testing.assert_close(NativeNorm(norm)(x), norm(x), atol=2e-6, rtol=2e-6)
+
+
+@torch.inference_mode()
+def test_memory_that_is_not_the_models_is_never_touched():
+    """C checks nothing: a position beyond the learned ones, or another model's cache, must not reach it."""
+    decoder = noisy_decoder(VARIANTS["gpt2"])  # 64 learned positions
+    native, ids = NativeDecoder(decoder), random_ids(decoder.spec, 1, 65)
+    cache = Cache(decoder.spec, 1, 70)
+    native(ids[:, :63], cache=cache)
+    native(ids[:, 63:64], cache=cache)
+    with pytest.raises(IndexError):
+        native(ids[:, 64:], cache=cache)
+    foreign = [Cache(VARIANTS["llama"], 1, 9), Cache(decoder.spec, 2, 9)]
+    for other in foreign:
+        with pytest.raises(ValueError, match="another model or batch"):
+            native(ids[:, :1], cache=other)
+        assert other.length == 0

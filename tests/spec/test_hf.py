@@ -580,7 +580,7 @@ BOMBS = [
 
 @pytest.mark.parametrize("bomb", BOMBS, ids=lambda bomb: repr(bomb)[:50])
 def test_config_bomb_is_one_short_error_at_once(bomb):
-    with bounded_work(), pytest.raises(SpecError) as caught:
+    with bounded_work(0.5), pytest.raises(SpecError) as caught:
         from_config({**LLAMA, **bomb})
     assert len(str(caught.value)) < 500
     assert str(caught.value).isprintable()

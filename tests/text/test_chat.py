@@ -172,7 +172,7 @@ class TestAgainstTransformers:
 
     def test_a_thousand_turns_are_no_hostile_template(self, tokenizer):
         messages = [{"role": ("user", "assistant")[i % 2], "content": "the dog " * 50} for i in range(1000)]
-        with bounded_work():
+        with bounded_work(1):
             text = ChatTemplate(QWEN3).text(messages, tokenizer)
             assert text.count("the dog") == 50_000
 
@@ -348,14 +348,14 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_template_ends_soon_in_one_error(tokenizer, name):
-    with bounded_work(), pytest.raises(TemplateError) as caught:
+    with bounded_work(2.5), pytest.raises(TemplateError) as caught:
         ChatTemplate(HOSTILE[name]).text([{"role": "user", "content": "Hi"}], tokenizer)
     assert "\n" not in str(caught.value)
 
 
 def test_the_longest_template_compiles(tokenizer):
     source = "{{ a }}{% if b %}{{ c.d }}{% endif %}" * 1700
-    with bounded_work():
+    with bounded_work(5):
         assert (
             ChatTemplate(source[:65_000].rpartition("{{ a }}")[0]).text([{"role": "user"}], tokenizer) == ""
         )

@@ -32,14 +32,14 @@ Pointer = ctypes.c_void_p
 
 
 class Op(ctypes.Structure):
-    """Mirrors `Op` in runner.c."""
+    """Mirrors `Op` in op.h."""
 
     _fields_ = (
         ("code", ctypes.c_int32), ("kind", ctypes.c_int32),
         ("barrier", ctypes.c_int32), ("dtype", ctypes.c_int32), ("matrix", ctypes.c_int32),
         ("n", ctypes.c_int64), ("width", ctypes.c_int64),
         ("layer", ctypes.c_int64), ("group", ctypes.c_int64), ("row_bytes", ctypes.c_int64),
-        ("rows", ctypes.c_int64), ("keys", ctypes.c_int64),
+        ("heads", ctypes.c_int64), ("rows", ctypes.c_int64), ("keys", ctypes.c_int64),
         ("a_row", ctypes.c_int64), ("a_head", ctypes.c_int64), ("kv_head", ctypes.c_int64),
         ("flags", ctypes.c_int32), ("eps", ctypes.c_float), ("offset", ctypes.c_float),
         ("scale", ctypes.c_float), ("softcap", ctypes.c_float),

@@ -30,7 +30,7 @@ from openbook.native.lower import (
 from openbook.native.step import Step, run
 
 TILE, QUERIES = 32, 8
-"""As in runner.c: keys in a tile, queries at a time."""
+"""As in prompt.h: keys in a tile, queries at a time."""
 
 LEAST_ROWS, MOST_KEYS = 16, 16_384
 """Fewer tokens are not worth the call; more keys do not fit a worker's stack."""
@@ -103,7 +103,7 @@ class NativeRotate(Rotate):
         y = torch.empty_like(rows)
         angles = torch.cat((by.cos[0, 0], by.sin[0, 0]))
         op = Op(
-            code=ROTATE_ROWS, n=T, width=K, layer=H, group=self.rope.dim, dtype=DTYPES[x.dtype], barrier=1,
+            code=ROTATE_ROWS, n=T, width=K, heads=H, group=self.rope.dim, dtype=DTYPES[x.dtype], barrier=1,
             a=rows.data_ptr(), b=angles.data_ptr(), dst=y.data_ptr(),
         )  # fmt: skip
         _run(op)
@@ -180,7 +180,7 @@ def _attend(
             weight=k.data_ptr(), bias=v.data_ptr(), dst=packed.data_ptr(), **shared,
         ),
         Op(
-            code=ATTEND_ROWS, n=H * -(-T // QUERIES), layer=H, group=H // G, scale=scale,
+            code=ATTEND_ROWS, n=H * -(-T // QUERIES), heads=H, group=H // G, scale=scale,
             a_row=q.stride(1), a_head=q.stride(0),
             weight=packed.data_ptr(), a=q.data_ptr(), dst=y.data_ptr(), **shared,
         ),

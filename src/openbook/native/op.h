@@ -14,6 +14,7 @@ typedef struct {
     int64_t layer; /* whose cells of the KV cache */
     int64_t group; /* query heads per key/value head; or elements that are rotated */
     int64_t row_bytes; /* of a LINEAR's matrix */
+    int64_t heads;                  /* ATTEND_ROWS, ROTATE_ROWS: side by side in a row */
     int64_t rows, keys;             /* PACK, ATTEND_ROWS: T queries, the last of S keys */
     int64_t a_row, a_head, kv_head; /* elements from one query row, query head, key/value head to the next */
     int32_t flags; /* ACCUMULATE: dst += instead of dst =; LAYERNORM; INTERLEAVED */

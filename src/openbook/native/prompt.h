@@ -117,7 +117,7 @@ INLINE void attend_rows_of(const Op *op, int64_t from, int64_t to, int dtype) {
     int64_t tiles = (S + TILE - 1) / TILE, row = tiles * TILE, blocks = (T + QUERIES - 1) / QUERIES;
     float p[QUERIES * row], q[QUERIES * K];
     for (int64_t item = from; item < to; item++) {
-        int64_t block = blocks - 1 - item / op->layer, head = item % op->layer; /* the longest first */
+        int64_t block = blocks - 1 - item / op->heads, head = item % op->heads; /* the longest first */
         int64_t first = block * QUERIES, last = first + QUERIES < T ? first + QUERIES : T;
         int64_t padded = (S - T + last + TILE - 1) / TILE * TILE;
         const char *packed = (const char *)op->weight + head / op->group * tiles * 2 * TILE * K * size;
@@ -141,7 +141,7 @@ INLINE void attend_rows_of(const Op *op, int64_t from, int64_t to, int dtype) {
                 for (int64_t i = 0; i < 4 && first + i0 + i < T; i++)
                     for (int j = 0; j < vectors; j++) {
                         v16 y = sum[i][j] * by[i0 + i];
-                        int64_t at = ((first + i0 + i) * op->layer + head) * K + d0 + j * 16;
+                        int64_t at = ((first + i0 + i) * op->heads + head) * K + d0 + j * 16;
                         put16(op->dst, at, y, dtype);
                     }
             }
@@ -156,7 +156,7 @@ static void attend_rows(const Op *op, int64_t from, int64_t to) {
 /* Rows of heads as a matrix product leaves them, turned by each row's angles (b: cosines, then sines) into dst.
  * Pairs are halves; elements beyond the rotated ones are copied. */
 INLINE void rotate_rows_of(const Op *op, int64_t from, int64_t to, int dtype) {
-    int64_t K = op->width, half = op->group / 2, heads = op->layer;
+    int64_t K = op->width, half = op->group / 2, heads = op->heads;
     for (int64_t row = from; row < to; row++) {
         const float *cos = op->b + row * half, *sin = op->b + op->n * half + row * half;
         for (int64_t head = 0; head < heads; head++) {

@@ -16,6 +16,7 @@ from openbook.model.decoder import Cache
 from openbook.model.positions import rotation
 from openbook.native.build import NativeUnavailableError, library
 from openbook.native.lower import DTYPES, Lowering, Op
+from openbook.spec.model import Learned, ModelSpec
 from openbook.weights.blocks import Blocks
 
 
@@ -28,7 +29,7 @@ class BufferedLayer(Protocol):
 
 
 class Step(ctypes.Structure):
-    """Mirrors `Step` in runner.c."""
+    """Mirrors `Step` in op.h."""
 
     _fields_ = (
         ("token", ctypes.c_int64), ("position", ctypes.c_int64), ("length", ctypes.c_int64),
@@ -48,14 +49,21 @@ def run(library: ctypes.CDLL, ops: ctypes.Array[Op], first: int, step: Step) -> 
 
 
 class Binding:
-    """The addresses of one cache's buffers, and room for a row of scores a head."""
+    """The addresses of one cache's buffers, and room for a row of scores a head.
 
-    def __init__(self, layers: Sequence[BufferedLayer], n_heads: int) -> None:
+    Raises `ValueError` for a cache that was made for another model: C would write wild memory.
+    """
+
+    def __init__(self, layers: Sequence[BufferedLayer], spec: ModelSpec) -> None:
         count = len(layers)
+        wanted = [(1, block.attn.n_kv_heads, block.attn.head_dim) for block in spec.layers]
+        found = [(*layer.k.shape[:2], layer.k.shape[3]) for layer in layers]
+        if found != wanted:
+            raise ValueError("the cache was made for another model or batch: make one for this spec")
         self.k = (ctypes.c_void_p * count)(*(layer.k.data_ptr() for layer in layers))
         self.v = (ctypes.c_void_p * count)(*(layer.v.data_ptr() for layer in layers))
         self.cells = (ctypes.c_int64 * count)(*(layer.k.shape[2] for layer in layers))
-        self.scratch = torch.empty(n_heads, max(self.cells))
+        self.scratch = torch.empty(max(block.attn.n_heads for block in spec.layers), max(self.cells))
 
 
 class NativeDecoder:
@@ -80,7 +88,6 @@ class NativeDecoder:
         self._ops = (Op * len(self._lowered.ops))(*self._lowered.ops)
         self.bytes_per_step = self._lowered.matrix_bytes
         self.block_types = {name: matrix.type for name, matrix in (blocks or {}).items()}
-        self._n_heads = max(block.attn.n_heads for block in self.spec.layers)
         self._bindings: WeakKeyDictionary[Any, Binding] = WeakKeyDictionary()
 
     def __call__(
@@ -100,16 +107,18 @@ class NativeDecoder:
 
     def _serves(self, cache: Cache) -> bool:
         layers: Any = cache.layers
-        return not cache.padded and layers[0].k.dtype in DTYPES
+        table = self.spec.positions
+        known = not isinstance(table, Learned) or cache.length < table.n_positions
+        return known and not cache.padded and layers[0].k.dtype in DTYPES
 
     def _step(self, token: int, cache: Cache) -> Float[Tensor, "1 1 V"]:
         if not 0 <= token < self.spec.vocab_size:
             raise IndexError(f"token {token} is outside the vocabulary of {self.spec.vocab_size}")
+        bound = self._bind(cache)
         position = torch.tensor([[cache.length]])
         cache.extend(position, padded=False)
         self._prepare_positions(position, cache.capacity)
         layers: Any = cache.layers
-        bound = self._bind(cache)
         logits = self._interpret(
             0, token=token, position=cache.length - 1, length=cache.length,
             k=bound.k, v=bound.v, cells=bound.cells, cache_dtype=DTYPES[layers[0].k.dtype],
@@ -140,7 +149,7 @@ class NativeDecoder:
         bound = self._bindings.get(cache)
         if bound is None:
             layers: Any = cache.layers
-            bound = self._bindings[cache] = Binding(layers, self._n_heads)
+            bound = self._bindings[cache] = Binding(layers, self.spec)
         return bound
 
 
