@@ -17,6 +17,7 @@ from openbook.spec.model import (
     DynamicScaling,
     FrequencyDivisors,
     Head,
+    HeadNorm,
     Learned,
     LinearScaling,
     Llama3Scaling,
@@ -51,6 +52,9 @@ def norms(kind: str | None = None) -> st.SearchStrategy[Norm]:
         bias=st.booleans(),
         offset=st.sampled_from([0.0, 1.0]),
     )
+
+
+head_norms: st.SearchStrategy[HeadNorm] = norms().map(lambda norm: HeadNorm(**vars(norm)))
 
 
 @st.composite
@@ -104,8 +108,8 @@ def attentions(draw: st.DrawFn, max_positions: int, n_kv_heads: int, head_dim: i
         head_dim=head_dim,
         scale=draw(st.sampled_from([head_dim**-0.5, 0.125, 1.0])),
         rope=draw(st.none() | ropes(head_dim, max_positions)),
-        q_norm=draw(st.none() | norms()),
-        k_norm=draw(st.none() | norms()),
+        q_norm=draw(st.none() | head_norms),
+        k_norm=draw(st.none() | head_norms),
         window=draw(st.none() | st.integers(1, max_positions)),
         softcap=draw(st.sampled_from([None, 5.0, 30.0])),
         **biases,

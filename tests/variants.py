@@ -10,6 +10,7 @@ from openbook.spec.model import (
     Block,
     DynamicScaling,
     Head,
+    HeadNorm,
     Learned,
     Llama3Scaling,
     Mlp,
@@ -21,6 +22,7 @@ from openbook.spec.model import (
 )
 
 RMS, LAYER = Norm("rms", eps=1e-5), Norm("layer", eps=1e-5, bias=True)
+PER_HEAD = HeadNorm("rms")
 GEMMA = Norm("rms", offset=1.0)
 K = 6
 
@@ -55,7 +57,7 @@ VARIANTS: dict[str, ModelSpec] = {
                 attn_norm=LAYER, mlp_norm=LAYER)] * 2,
         positions=Learned(64), head=Head(tied=True), final_norm=LAYER,
     ),
-    "qwen3": model(*[block(attn=attention(q_norm=RMS, k_norm=RMS))] * 2, head=Head(tied=True)),
+    "qwen3": model(*[block(attn=attention(q_norm=PER_HEAD, k_norm=PER_HEAD))] * 2, head=Head(tied=True)),
     "windows": model(block(attn=attention(window=5)), block(), block(attn=attention(window=9, n_kv_heads=4))),
     "ropes": model(
         block(attn=attention(rope=Rope(4, layout="interleaved"))),

@@ -17,10 +17,10 @@ from openbook.spec import (
     Attention,
     DynamicScaling,
     FrequencyDivisors,
+    HeadNorm,
     LinearScaling,
     Llama3Scaling,
     ModelSpec,
-    Norm,
     Rope,
     SpecError,
     UnsupportedError,
@@ -198,7 +198,7 @@ def test_each_family_puts_its_biases_where_it_should():
 
 def test_qwen3_normalises_queries_and_keys_with_the_models_epsilon():
     attn = attention({**LLAMA, "model_type": "qwen3", "rms_norm_eps": 1e-2})
-    assert attn.q_norm == attn.k_norm == Norm("rms", eps=1e-2)
+    assert attn.q_norm == attn.k_norm == HeadNorm("rms", eps=1e-2)
     assert attention(QWEN).q_norm is None
 
 

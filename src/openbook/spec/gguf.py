@@ -23,6 +23,7 @@ from openbook.spec.model import (
     Block,
     FrequencyDivisors,
     Head,
+    HeadNorm,
     Learned,
     LinearScaling,
     Llama3Scaling,
@@ -303,6 +304,7 @@ def _attention(
 ) -> Attention:
     if n_heads % n_kv_heads:
         c.fail("attention.head_count_kv", f"must divide attention.head_count = {n_heads}, found {n_kv_heads}")
+    head_norm = HeadNorm(norm.kind, norm.eps)
     return Attention(
         n_heads=n_heads,
         n_kv_heads=n_kv_heads,
@@ -312,8 +314,8 @@ def _attention(
         k_bias=biases["k"],
         v_bias=biases["v"],
         o_bias=biases["o"],
-        q_norm=norm if arch.qk_norm else None,
-        k_norm=norm if arch.qk_norm else None,
+        q_norm=head_norm if arch.qk_norm else None,
+        k_norm=head_norm if arch.qk_norm else None,
     )
 
 

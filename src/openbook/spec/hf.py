@@ -22,6 +22,7 @@ from openbook.spec.model import (
     DynamicScaling,
     FrequencyDivisors,
     Head,
+    HeadNorm,
     Learned,
     LinearScaling,
     Llama3Scaling,
@@ -418,6 +419,7 @@ def _read_attention(family: Family, c: Reader, d_model: int, norm: Norm) -> Atte
         c.fail("head_dim", f"must be even, since it is rotated in pairs, found {head_dim}")
 
     qkv_bias = _read_switch(c, family.qkv_bias)
+    head_norm = HeadNorm(norm.kind, norm.eps)
     return Attention(
         n_heads=n_heads,
         n_kv_heads=n_kv_heads,
@@ -427,8 +429,8 @@ def _read_attention(family: Family, c: Reader, d_model: int, norm: Norm) -> Atte
         k_bias=qkv_bias,
         v_bias=qkv_bias,
         o_bias=_read_switch(c, family.o_bias),
-        q_norm=norm if family.qk_norm else None,
-        k_norm=norm if family.qk_norm else None,
+        q_norm=head_norm if family.qk_norm else None,
+        k_norm=head_norm if family.qk_norm else None,
     )
 
 

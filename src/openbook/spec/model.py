@@ -49,12 +49,25 @@ def _check_positive(owner: object, *names: str) -> None:
 
 @dataclass(frozen=True)
 class Learned:
-    """A trained vector for each position, added to the embedding."""
+    """A trained vector for each position, added to the embedding: position p reads row p + `offset`.
+
+    The table has n_positions + offset rows; OPT's first two are read by padding alone.
+    """
 
     n_positions: int
+    offset: int = 0
 
     def __post_init__(self) -> None:
         _check_positive(self, "n_positions")
+        _check(
+            isinstance(self.offset, int) and self.offset >= 0,
+            f"Learned.offset must be an integer of at least 0, found {self.offset!r}",
+        )
+
+    @property
+    def n_rows(self) -> int:
+        """P: the rows of the table."""
+        return self.n_positions + self.offset
 
 
 @dataclass(frozen=True)
@@ -112,7 +125,21 @@ class FrequencyDivisors:
     divisors: tuple[float, ...]
 
 
-RopeScaling = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | FrequencyDivisors
+@dataclass(frozen=True)
+class LongRope:
+    """LongRoPE (Ding et al. 2024): divisors for runs within `original_positions`, others beyond.
+
+    A run of more than `original_positions` tokens has the `long` divisors from its first token on.
+    `attention_factor` multiplies cosine and sine, in short runs as well.
+    """
+
+    short: tuple[float, ...]
+    long: tuple[float, ...]
+    original_positions: int
+    attention_factor: float = 1.0
+
+
+RopeScaling = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | FrequencyDivisors | LongRope
 
 
 @dataclass(frozen=True)
@@ -135,12 +162,46 @@ class Rope:
             math.isfinite(self.base) and self.base > 0,
             f"Rope.base must be a positive number, found {self.base!r}",
         )
+        lists: tuple[tuple[float, ...], ...] = ()
         if isinstance(self.scaling, FrequencyDivisors):
+            lists = (self.scaling.divisors,)
+        elif isinstance(self.scaling, LongRope):
+            lists = (self.scaling.short, self.scaling.long)
+        for divisors in lists:
             _check(
-                len(self.scaling.divisors) == self.dim // 2,
-                f"FrequencyDivisors must hold dim/2 = {self.dim // 2} numbers, "
-                f"found {len(self.scaling.divisors)}",
+                len(divisors) == self.dim // 2,
+                f"{type(self.scaling).__name__} must hold dim/2 = {self.dim // 2} numbers, "
+                f"found {len(divisors)}",
             )
+
+
+@dataclass(frozen=True)
+class Alibi:
+    """Attention with linear biases (Press et al. 2022): slope_h · (key position - query position) is added
+    to the scaled scores of query head h. The slopes are resolved, one for each query head."""
+
+    slopes: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Chunked attention: a query sees the keys of its own run of `size` positions, up to itself.
+
+    The runs start at the multiples of `size` (Llama 4): position p sees s if p // size == s // size.
+    """
+
+    size: int
+
+    def __post_init__(self) -> None:
+        _check_positive(self, "size")
+
+
+@dataclass(frozen=True)
+class QueryTemperature:
+    """The query at position p is multiplied by 1 + scale · ln(1 + ⌊(p + 1) / interval⌋) (Llama 4)."""
+
+    scale: float
+    interval: int
 
 
 # --- the parts of a block -----------------------------------------------------------------------
@@ -168,12 +229,35 @@ class Norm:
 
 
 @dataclass(frozen=True)
+class HeadNorm(Norm):
+    """A norm of queries or keys.
+
+    `over` says what is normalised together, and so the weight's shape: `head`, the K elements of each
+    head with one weight (K) for all of them; `own`, the same with a weight of its own for each head,
+    (heads, K); `width`, all heads together, (heads·K). `after_rope` norms what is rotated already.
+    """
+
+    over: Literal["head", "own", "width"] = "head"
+    after_rope: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check(
+            self.over in ("head", "own", "width"),
+            f"HeadNorm.over must be 'head', 'own' or 'width', found {self.over!r}",
+        )
+
+
+@dataclass(frozen=True)
 class Attention:
     """Causal self-attention. Query head h reads key/value head h // (n_heads / n_kv_heads).
 
+    The order of its steps: q, k, v with their biases; `clip_qkv` cuts all three at ±clip_qkv; `q_norm`,
+    `k_norm`; `rope`, or `alibi` on the scores; norms that come after the rotation; `temperature`.
+
     `scale` multiplies the scores (usually head_dim ** -0.5). `softcap` c maps a score s to
-    c·tanh(s/c). `window` W lets a query see itself and the W - 1 tokens before it. `q_norm` and
-    `k_norm` act on each head's `head_dim` elements, before the rotation.
+    c·tanh(s/c). `window` W lets a query see itself and the W - 1 tokens before it; a `Chunk` those of its
+    own chunk. `sinks` is one learned score a query head, which takes part in the softmax and has no value.
     """
 
     n_heads: int
@@ -185,10 +269,14 @@ class Attention:
     k_bias: bool = False
     v_bias: bool = False
     o_bias: bool = False
-    q_norm: Norm | None = None
-    k_norm: Norm | None = None
-    window: int | None = None
+    q_norm: HeadNorm | None = None
+    k_norm: HeadNorm | None = None
+    window: int | Chunk | None = None
     softcap: float | None = None
+    alibi: Alibi | None = None
+    sinks: bool = False
+    clip_qkv: float | None = None
+    temperature: QueryTemperature | None = None
 
     def __post_init__(self) -> None:
         _check_positive(self, "n_heads", "n_kv_heads", "head_dim")
@@ -201,10 +289,15 @@ class Attention:
             f"Rope.dim must be at most head_dim = {self.head_dim}, found {self.rope and self.rope.dim}",
         )
         _check(
-            self.window is None or self.window > 0,
-            f"Attention.window must be a positive integer or None, found {self.window!r}",
+            self.window is None or isinstance(self.window, Chunk) or self.window > 0,
+            f"Attention.window must be a positive integer, a Chunk or None, found {self.window!r}",
         )
         _check(math.isfinite(self.scale), f"Attention.scale must be finite, found {self.scale!r}")
+        _check(
+            self.alibi is None or len(self.alibi.slopes) == self.n_heads,
+            f"Alibi.slopes must be n_heads = {self.n_heads} numbers, "
+            f"found {self.alibi and len(self.alibi.slopes)}",
+        )
 
     @property
     def q_width(self) -> int:
@@ -217,6 +310,73 @@ class Attention:
         return self.n_kv_heads * self.head_dim
 
 
+@dataclass(frozen=True)
+class LatentAttention:
+    """Multi-head latent attention (DeepSeek-V2): keys and values are made from one narrow vector a token.
+
+    ::
+
+        q          = q_up(q_norm(q_down(x)))       or, without q_rank, q(x);  per head [nope_dim + rope_dim]
+        c, k_rope  = kv_down(x)                    [kv_rank], [rope_dim]: one for all heads
+        k_nope, v  = kv_up(kv_norm(c))             per head [nope_dim + v_dim]
+        k          = k_nope, rotate(k_rope)        the head's own part, then the shared one
+
+    The last rope_dim elements of a query head are rotated. What a cache has to keep of a token is
+    kv_norm(c) and the rotated k_rope: kv_rank + rope_dim numbers, whatever the number of heads.
+    `down_bias` is the bias of q_down and kv_down. `q_norm` is there if and only if `q_rank` is.
+    """
+
+    n_heads: int
+    nope_dim: int
+    rope_dim: int
+    v_dim: int
+    kv_rank: int
+    kv_norm: Norm
+    scale: float
+    q_rank: int | None = None
+    q_norm: Norm | None = None
+    rope: Rope | None = None
+    down_bias: bool = False
+    o_bias: bool = False
+    window: int | Chunk | None = None
+    softcap: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_positive(self, "n_heads", "nope_dim", "rope_dim", "v_dim", "kv_rank")
+        _check(
+            (self.q_rank is None) == (self.q_norm is None),
+            "LatentAttention.q_norm must be given if and only if q_rank is",
+        )
+        if self.q_rank is not None:
+            _check_positive(self, "q_rank")
+        _check(
+            self.rope is None or self.rope.dim == self.rope_dim,
+            f"Rope.dim must be rope_dim = {self.rope_dim}, found {self.rope and self.rope.dim}",
+        )
+        _check(math.isfinite(self.scale), f"LatentAttention.scale must be finite, found {self.scale!r}")
+
+    @property
+    def head_dim(self) -> int:
+        """The width of one query (or expanded key) head."""
+        return self.nope_dim + self.rope_dim
+
+    @property
+    def q_width(self) -> int:
+        """All query heads side by side."""
+        return self.n_heads * self.head_dim
+
+    def absorbs(self, new: int, past: int) -> bool:
+        """Whether `new` tokens after `past` cached ones are attended to in the latent space.
+
+        Then kv_up works on queries and results, not on keys and values: a score costs kv_rank + rope_dim
+        products and a value kv_rank, but nothing cached is expanded. The cheaper way in multiplications
+        is taken: per cached token and head, new · (2·kv_rank) against kv_rank · (nope_dim + v_dim) for
+        the expansion and new · (nope_dim + v_dim) with it.
+        """
+        expanded = self.nope_dim + self.v_dim
+        return past > 0 and new * (2 * self.kv_rank - expanded) < self.kv_rank * expanded
+
+
 Activation = Literal["relu", "relu2", "gelu", "gelu_tanh", "gelu_quick", "silu", "sigmoid", "tanh"]
 """`gelu` is the exact one (erf), `gelu_tanh` GPT-2's approximation, `relu2` the square of ReLU."""
 
@@ -225,7 +385,9 @@ Activation = Literal["relu", "relu2", "gelu", "gelu_tanh", "gelu_quick", "silu",
 class Mlp:
     """Feed-forward: down(act(up(x))), or gated: down(act(gate(x)) · up(x)).
 
-    `up_bias` is the bias of the first matrices (gate and up), `down_bias` of the last.
+    `up_bias` is the bias of the first matrices (gate and up), `down_bias` of the last. Of a gated one,
+    `clamp` cuts gate(x) from above and up(x) on both sides, and `up_offset` is added to up(x) after that
+    (gpt-oss: down(act(min(gate, 7)) · (clamp(up, ±7) + 1))).
     """
 
     d_ff: int
@@ -233,9 +395,98 @@ class Mlp:
     gated: bool
     up_bias: bool = False
     down_bias: bool = False
+    clamp: float | None = None
+    up_offset: float = 0.0
 
     def __post_init__(self) -> None:
         _check_positive(self, "d_ff")
+        _check(
+            self.gated or (self.clamp is None and self.up_offset == 0),
+            "Mlp.clamp and Mlp.up_offset act on the two factors of a gated feed-forward: set gated",
+        )
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Experts in `n_groups` equal groups, of which a token may use `n_active` (DeepSeek).
+
+    A group's own score is its `max`, or the sum of its two best (`top2`).
+    """
+
+    n_groups: int
+    n_active: int
+    score: Literal["max", "top2"]
+
+    def __post_init__(self) -> None:
+        _check_positive(self, "n_groups", "n_active")
+        _check(
+            self.n_active <= self.n_groups,
+            f"Groups.n_active must be at most n_groups = {self.n_groups}, found {self.n_active}",
+        )
+
+
+@dataclass(frozen=True)
+class Router:
+    """Which experts a token gets, and with what weights, from logits = router(x), computed in fp32.
+
+    `softmax` and `sigmoid` score all experts and take the best; `chosen_softmax` takes the largest logits
+    and applies the softmax to those alone. `correction` is a learned number for each expert that is
+    added to its score while choosing, and left out of its weight. `groups` narrows the choice first.
+    `renormalise` divides the chosen weights by their sum plus `sum_eps`. All are multiplied by `scale`.
+    `on_input` multiplies the expert's input by the weight, and not its output (Llama 4).
+    """
+
+    score: Literal["softmax", "sigmoid", "chosen_softmax"]
+    renormalise: bool
+    bias: bool = False
+    correction: bool = False
+    groups: Groups | None = None
+    scale: float = 1.0
+    sum_eps: float = 0.0
+    on_input: bool = False
+
+    def __post_init__(self) -> None:
+        _check(
+            self.score in ("softmax", "sigmoid", "chosen_softmax"),
+            f"Router.score must be 'softmax', 'sigmoid' or 'chosen_softmax', found {self.score!r}",
+        )
+
+
+@dataclass(frozen=True)
+class Shared:
+    """A feed-forward that every token gets beside its experts; `gated` multiplies it by sigmoid(w·x)."""
+
+    mlp: Mlp
+    gated: bool = False
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A mixture: each token's feed-forward is the weighted sum of the `n_active` of `n_experts` that
+    the `router` chooses for it, all of the shape of `expert`, and of `shared`, if there is one."""
+
+    n_experts: int
+    n_active: int
+    expert: Mlp
+    router: Router
+    shared: Shared | None = None
+
+    def __post_init__(self) -> None:
+        _check_positive(self, "n_experts", "n_active")
+        _check(
+            self.n_active <= self.n_experts,
+            f"Experts.n_active must be at most n_experts = {self.n_experts}, found {self.n_active}",
+        )
+        groups = self.router.groups
+        if groups is not None:
+            _check(
+                self.n_experts % groups.n_groups == 0,
+                f"Groups.n_groups must divide n_experts = {self.n_experts}, found {groups.n_groups}",
+            )
+            _check(
+                self.n_active <= groups.n_active * (self.n_experts // groups.n_groups),
+                f"{groups.n_active} groups hold fewer than n_active = {self.n_active} experts",
+            )
 
 
 @dataclass(frozen=True)
@@ -253,10 +504,12 @@ class Block:
 
     Parallel residual (`parallel`): x + attn(attn_norm(x)) + mlp(mlp_norm(x)) of the same x (GPT-NeoX).
     `parallel_shared`: the same, with the MLP reading attn_norm's output (GPT-J, phi).
+
+    `residual_scale` multiplies what attention and MLP add to the stream (Granite).
     """
 
-    attn: Attention
-    mlp: Mlp
+    attn: Attention | LatentAttention
+    mlp: Mlp | Experts
     attn_norm: Norm | None = None
     attn_out_norm: Norm | None = None
     attn_add_norm: Norm | None = None
@@ -265,6 +518,7 @@ class Block:
     mlp_add_norm: Norm | None = None
     end_norm: Norm | None = None
     residual: Literal["serial", "parallel", "parallel_shared"] = "serial"
+    residual_scale: float = 1.0
 
     def __post_init__(self) -> None:
         if self.residual != "serial":
@@ -293,15 +547,23 @@ BLOCK_NORMS = (
 
 @dataclass(frozen=True)
 class Head:
-    """The last matrix, hidden state → logits. A tied head uses the embedding's matrix as its own."""
+    """The last matrix, hidden state → logits. A tied head uses the embedding's matrix as its own.
+
+    Logits are multiplied by `scale`; `softcap` c then maps a logit s to c·tanh(s/c).
+    """
 
     tied: bool
     bias: bool = False
+    scale: float = 1.0
+    softcap: float | None = None
 
 
 @dataclass(frozen=True)
 class ModelSpec:
     """A decoder-only Transformer: embedding, `layers`, final norm, head.
+
+    A token's vector is multiplied by `embed_scale` (Gemma: √D), gets its position's, if `positions` are
+    learned or sinusoidal, and goes through `embed_norm` (BLOOM).
 
     `max_positions` is the context the model is made for. `name` is for people: it never takes part in
     any computation, nor in the comparison of two specs.
@@ -314,6 +576,8 @@ class ModelSpec:
     head: Head
     final_norm: Norm | None = None
     positions: Learned | Sinusoidal | None = None
+    embed_scale: float = 1.0
+    embed_norm: Norm | None = None
     name: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
@@ -350,19 +614,30 @@ class ModelSpec:
 
 def describe(spec: ModelSpec) -> str:
     """One line for people: '28 layers · width 1024 · 16/8 heads of 128 · ff 3072 · vocabulary 151,936'."""
-    block = spec.layers[0]
-    heads = f"{block.attn.n_heads}"
-    if block.attn.n_kv_heads != block.attn.n_heads:
-        heads += f"/{block.attn.n_kv_heads}"
-    kinds = len(set(spec.layers))
+    kinds = list(dict.fromkeys(spec.layers))
     parts = [
-        f"{spec.n_layers} layers" + (f" of {kinds} kinds" if kinds > 1 else ""),
+        f"{spec.n_layers} layers" + (f" of {len(kinds)} kinds" if len(kinds) > 1 else ""),
         f"width {spec.d_model}",
-        f"{heads} heads of {block.attn.head_dim}",
-        f"feed-forward {block.mlp.d_ff}",
+        _describe_heads(kinds[0].attn),
+        # Layers that differ in kind are many; what most of the model is made of says more than all.
+        _describe_mlp(spec.layers[-1].mlp),
         f"vocabulary {spec.vocab_size:,}",
     ]
     return " · ".join(parts)
+
+
+def _describe_heads(attn: Attention | LatentAttention) -> str:
+    if isinstance(attn, LatentAttention):
+        return f"{attn.n_heads} heads of {attn.head_dim} from a latent {attn.kv_rank}"
+    heads = f"{attn.n_heads}" if attn.n_kv_heads == attn.n_heads else f"{attn.n_heads}/{attn.n_kv_heads}"
+    return f"{heads} heads of {attn.head_dim}"
+
+
+def _describe_mlp(mlp: Mlp | Experts) -> str:
+    if isinstance(mlp, Mlp):
+        return f"feed-forward {mlp.d_ff}"
+    shared = f" and {mlp.shared.mlp.d_ff} shared" if mlp.shared else ""
+    return f"{mlp.n_active} of {mlp.n_experts} experts of {mlp.expert.d_ff}{shared}"
 
 
 # --- plain data ---------------------------------------------------------------------------------
@@ -389,7 +664,8 @@ _TYPES = {
     cls.__name__: cls
     for cls in (
         Learned, Sinusoidal, LinearScaling, DynamicScaling, Llama3Scaling, YarnScaling, FrequencyDivisors,
-        Rope, Norm, Attention, Mlp, Block, Head,
+        LongRope, Rope, Alibi, Chunk, QueryTemperature, Norm, HeadNorm, Attention, LatentAttention, Mlp,
+        Groups, Router, Shared, Experts, Block, Head,
     )
 }  # fmt: skip
 
