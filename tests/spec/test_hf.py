@@ -101,9 +101,9 @@ def test_key_of_another_family_is_refused_with_its_own_spelling():
 
 def test_keys_that_matter_are_not_irrelevant():
     read = {key for family in FAMILIES.values() for key in family.defaults}
-    from openbook.spec import hf
+    from openbook.spec.hf.irrelevant import IRRELEVANT, ONLY
 
-    assert not read & (hf._IRRELEVANT | set(hf._ONLY))
+    assert not read & (IRRELEVANT | set(ONLY))
 
 
 def test_auto_map_is_ignored_for_a_known_family_and_never_run(tmp_path):
@@ -214,7 +214,7 @@ def test_activations_are_the_same_functions_in_transformers():
     import torch
     from transformers.activations import ACT2FN
 
-    from openbook.spec.hf import _ACTIVATIONS
+    from openbook.spec.hf.family import ACTIVATIONS
 
     x = torch.linspace(-6, 6, 101)
     meaning = {
@@ -227,7 +227,7 @@ def test_activations_are_the_same_functions_in_transformers():
         "sigmoid": x.sigmoid(),
         "tanh": x.tanh(),
     }
-    for name, activation in _ACTIVATIONS.items():
+    for name, activation in ACTIVATIONS.items():
         torch.testing.assert_close(ACT2FN[name](x), meaning[activation], msg=name)
 
 

@@ -1,0 +1,51 @@
+"""The keys of a config.json that do not shape the model, and those that may only say so."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+IRRELEVANT = frozenset({
+    # The file and the program that wrote it.
+    "model_type", "architectures", "auto_map", "transformers_version", "transformers.js_config",
+    "_name_or_path", "name_or_path", "_commit_hash", "_from_model_config", "is_llama_config",
+    "finetuning_task", "unsloth_version", "unsloth_fixed", "model_name", "language", "license",
+    # How to run it, not what it is. Weights carry their own dtype; the loader decides what to use.
+    "torch_dtype", "dtype", "use_cache", "return_dict", "output_attentions", "output_hidden_states",
+    "use_return_dict", "attn_implementation", "_attn_implementation", "_attn_implementation_autoset",
+    "_flash_attn_2_enabled", "experts_implementation", "torchscript", "use_bfloat16", "pretraining_tp",
+    "tp_degree", "gradient_checkpointing", "use_flash_attn", "use_cache_quantization",
+    "chunk_size_feed_forward", "reorder_and_upcast_attn", "is_decoder", "tie_encoder_decoder",
+    "tf_legacy_loss", "return_dict_in_generate", "output_scores",
+    # Training: dropout is off when a model is read or run, and initialisation is over.
+    "attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop",
+    "hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout", "initializer_range",
+    # The tokenizer's ids and texts.
+    "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "unk_token_id", "mask_token_id",
+    "cls_token_id", "decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id", "prefix",
+    "tokenizer_class",
+    # Other heads than the language model's.
+    "id2label", "label2id", "num_labels", "problem_type", "task_specific_params", "summary_type",
+    "summary_use_proj", "summary_activation", "summary_proj_to_labels", "summary_first_dropout",
+    # How to sample, once kept in this file.
+    "max_length", "max_new_tokens", "min_length", "min_new_tokens", "do_sample", "early_stopping",
+    "num_beams", "num_beam_groups", "temperature", "top_k", "top_p", "min_p", "typical_p",
+    "epsilon_cutoff", "eta_cutoff", "repetition_penalty", "encoder_repetition_penalty",
+    "length_penalty", "diversity_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size",
+    "bad_words_ids", "num_return_sequences", "exponential_decay_length_penalty",
+    "remove_invalid_values", "suppress_tokens", "begin_suppress_tokens",
+    # GPT-2's second word for n_positions, which transformers does not read.
+    "n_ctx",
+})  # fmt: skip
+
+ONLY: Mapping[str, tuple[tuple[Any, ...], str]] = {
+    "quantization_config": ((), "use the unquantised checkpoint, or a GGUF file"),
+    "is_encoder_decoder": ((False,), "Openbook holds decoder-only models"),
+    "add_cross_attention": ((False,), "Openbook holds decoder-only models"),
+    "partial_rotary_factor": ((1, 1.0), "these families rotate the whole head"),
+    "rope_interleaved": ((False,), "these families rotate halves"),
+    "use_mrope": ((False,), "these families have one position per token"),
+    "per_layer_config": (({},), "write the layers out as a spec"),
+    "pruned_heads": (({},), "every layer keeps all its heads"),
+}
+"""Keys that do shape the model: the values under which they change nothing, and why no others."""
