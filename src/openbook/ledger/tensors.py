@@ -14,9 +14,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Generic, Literal, TypeVar
 
-from openbook.spec.model import Block, Learned, ModelSpec, Norm
+from openbook.spec.model import (
+    Attention,
+    Block,
+    Experts,
+    HeadNorm,
+    LatentAttention,
+    Learned,
+    Mlp,
+    ModelSpec,
+    Norm,
+)
 
-Kind = Literal["embedding", "positions", "matrix", "bias", "norm"]
+Kind = Literal["embedding", "positions", "matrix", "bias", "norm", "correction", "sinks"]
 
 
 class LedgerError(ValueError):
@@ -56,27 +66,59 @@ def nbytes(count: int, dtype: str) -> int:
 
 
 def evaluate(formula: str, numbers: Mapping[str, int]) -> int:
-    """The value of a product such as "4·H·K·D"; a factor is a number or a letter of the legend."""
-    return math.prod(int(f) if f.isdigit() else numbers[f] for f in formula.split("·")) if formula else 1
+    """The value of a product such as "4·H·K·D" or "H·(N+R)·D".
+
+    A factor is a number, a letter of the legend, or a sum of letters in parentheses.
+    """
+    return math.prod(_value(factor, numbers) for factor in formula.split("·")) if formula else 1
 
 
 def spell(formula: str, numbers: Mapping[str, int]) -> str:
     """The same product in numbers: "4·12·64·768"."""
-    return "·".join(f if f.isdigit() else str(numbers[f]) for f in formula.split("·"))
+    return "·".join(str(_value(factor, numbers)) for factor in formula.split("·"))
+
+
+def _value(factor: str, numbers: Mapping[str, int]) -> int:
+    if factor.startswith("("):
+        return sum(numbers[letter] for letter in factor[1:-1].split("+"))
+    return int(factor) if factor.isdigit() else numbers[factor]
+
+
+LETTERS = {
+    "B": "sequences", "T": "new tokens", "S": "visible tokens", "V": "vocabulary", "D": "width",
+    "P": "rows of learned positions", "L": "layers", "H": "query heads", "G": "key/value heads",
+    "K": "head size", "Q": "rank of queries", "C": "rank of keys and values", "N": "head size without rope",
+    "R": "head size with rope", "U": "value head size", "F": "feed-forward width", "E": "experts",
+    "A": "active experts", "J": "shared expert's width",
+}  # fmt: skip
+"""The legend. In a layer with experts F is the width of one of them."""
 
 
 def model_numbers(spec: ModelSpec) -> dict[str, int]:
     """The letters that hold for the whole model: D, V, L, and P if positions are learned."""
     numbers = {"D": spec.d_model, "V": spec.vocab_size, "L": spec.n_layers}
     if isinstance(spec.positions, Learned):
-        numbers["P"] = spec.positions.n_positions
+        numbers["P"] = spec.positions.n_rows
     return numbers
 
 
 def block_numbers(block: Block) -> dict[str, int]:
-    """The letters of one layer: H, G, K, F."""
-    attn = block.attn
-    return {"H": attn.n_heads, "G": attn.n_kv_heads, "K": attn.head_dim, "F": block.mlp.d_ff}
+    """The letters of one layer: H, G, K, F; of latent attention H, Q, C, N, R, U; of experts E, A, F, J."""
+    return _attention_numbers(block.attn) | _mlp_numbers(block.mlp)
+
+
+def _attention_numbers(attn: Attention | LatentAttention) -> dict[str, int]:
+    if isinstance(attn, Attention):
+        return {"H": attn.n_heads, "G": attn.n_kv_heads, "K": attn.head_dim}
+    ranks = {"C": attn.kv_rank} if attn.q_rank is None else {"Q": attn.q_rank, "C": attn.kv_rank}
+    return {"H": attn.n_heads, **ranks, "N": attn.nope_dim, "R": attn.rope_dim, "U": attn.v_dim}
+
+
+def _mlp_numbers(mlp: Mlp | Experts) -> dict[str, int]:
+    if isinstance(mlp, Mlp):
+        return {"F": mlp.d_ff}
+    shared = {} if mlp.shared is None else {"J": mlp.shared.mlp.d_ff}
+    return {"E": mlp.n_experts, "A": mlp.n_active, "F": mlp.expert.d_ff, **shared}
 
 
 # --- rows ---------------------------------------------------------------------------------------
@@ -86,6 +128,7 @@ def block_numbers(block: Block) -> dict[str, int]:
 class TensorRow:
     """One weight. `count` values of `dtype` take `bytes`; `formula` is the count in letters.
 
+    `active` is how many of them one token uses: of E experts' weights those of A experts, else all.
     `part` is the module of the layer (or of the model) that owns it: attn, mlp, attn_norm, embed, head.
     `tie` names the row whose storage this one shares; such a row adds nothing to a total of storages.
     """
@@ -94,6 +137,7 @@ class TensorRow:
     letters: tuple[str, ...]
     shape: tuple[int, ...]
     count: int
+    active: int
     kind: Kind
     layer: int | None
     part: str
@@ -163,38 +207,85 @@ def _linear(name: str, out: str, into: str, bias: bool) -> Plan:
         yield f"{name}.bias", (out,), "bias"
 
 
-def _norm(name: str, norm: Norm | None, width: str) -> Plan:
+def _norm(name: str, norm: Norm | None, *shape: str) -> Plan:
     if norm is not None and norm.weight:
-        yield f"{name}.weight", (width,), "norm"
+        yield f"{name}.weight", shape, "norm"
     if norm is not None and norm.bias:
-        yield f"{name}.bias", (width,), "norm"
+        yield f"{name}.bias", shape, "norm"
+
+
+def _head_norm(name: str, norm: HeadNorm | None, heads: str) -> Plan:
+    if norm is not None:
+        shapes = {"head": ("K",), "own": (heads, "K"), "width": (f"{heads}·K",)}
+        yield from _norm(name, norm, *shapes[norm.over])
 
 
 def _block_plan(block: Block) -> Plan:
-    attn, mlp = block.attn, block.mlp
     yield from _norm("attn_norm", block.attn_norm, "D")
-    yield from _linear("attn.q", "H·K", "D", attn.q_bias)
-    yield from _linear("attn.k", "G·K", "D", attn.k_bias)
-    yield from _linear("attn.v", "G·K", "D", attn.v_bias)
-    yield from _norm("attn.q_norm", attn.q_norm, "K")
-    yield from _norm("attn.k_norm", attn.k_norm, "K")
-    yield from _linear("attn.o", "D", "H·K", attn.o_bias)
+    if isinstance(block.attn, Attention):
+        yield from _attention_plan(block.attn)
+    else:
+        yield from _latent_plan(block.attn)
     yield from _norm("attn_out_norm", block.attn_out_norm, "D")
     yield from _norm("attn_add_norm", block.attn_add_norm, "D")
     yield from _norm("mlp_norm", block.mlp_norm, "D")
-    if mlp.gated:
-        yield from _linear("mlp.gate", "F", "D", mlp.up_bias)
-    yield from _linear("mlp.up", "F", "D", mlp.up_bias)
-    yield from _linear("mlp.down", "D", "F", mlp.down_bias)
+    if isinstance(block.mlp, Mlp):
+        yield from _mlp_plan("mlp", block.mlp, "F")
+    else:
+        yield from _experts_plan(block.mlp)
     yield from _norm("mlp_out_norm", block.mlp_out_norm, "D")
     yield from _norm("mlp_add_norm", block.mlp_add_norm, "D")
     yield from _norm("end_norm", block.end_norm, "D")
+
+
+def _attention_plan(attn: Attention) -> Plan:
+    yield from _linear("attn.q", "H·K", "D", attn.q_bias)
+    yield from _linear("attn.k", "G·K", "D", attn.k_bias)
+    yield from _linear("attn.v", "G·K", "D", attn.v_bias)
+    yield from _head_norm("attn.q_norm", attn.q_norm, "H")
+    yield from _head_norm("attn.k_norm", attn.k_norm, "G")
+    if attn.sinks:
+        yield "attn.sinks", ("H",), "sinks"
+    yield from _linear("attn.o", "D", "H·K", attn.o_bias)
+
+
+def _latent_plan(attn: LatentAttention) -> Plan:
+    if attn.q_rank is None:
+        yield from _linear("attn.q", "H·(N+R)", "D", False)
+    else:
+        yield from _linear("attn.q_down", "Q", "D", attn.down_bias)
+        yield from _norm("attn.q_norm", attn.q_norm, "Q")
+        yield from _linear("attn.q_up", "H·(N+R)", "Q", False)
+    yield from _linear("attn.kv_down", "(C+R)", "D", attn.down_bias)
+    yield from _norm("attn.kv_norm", attn.kv_norm, "C")
+    yield from _linear("attn.kv_up", "H·(N+U)", "C", False)
+    yield from _linear("attn.o", "D", "H·U", attn.o_bias)
+
+
+def _mlp_plan(name: str, mlp: Mlp, width: str) -> Plan:
+    if mlp.gated:
+        yield from _linear(f"{name}.gate", width, "D", mlp.up_bias)
+    yield from _linear(f"{name}.up", width, "D", mlp.up_bias)
+    yield from _linear(f"{name}.down", "D", width, mlp.down_bias)
+
+
+def _experts_plan(experts: Experts) -> Plan:
+    yield from _linear("mlp.router", "E", "D", experts.router.bias)
+    if experts.router.correction:
+        yield "mlp.router.correction", ("E",), "correction"
+    for name, letters, kind in _mlp_plan("mlp.experts", experts.expert, "F"):
+        yield name, ("E", *letters), kind
+    if experts.shared is not None:
+        yield from _mlp_plan("mlp.shared", experts.shared.mlp, "J")
+        if experts.shared.gated:
+            yield from _linear("mlp.shared_gate", "1", "D", False)
 
 
 def _input_plan(spec: ModelSpec) -> Plan:
     yield "embed.weight", ("V", "D"), "embedding"
     if isinstance(spec.positions, Learned):
         yield "positions.weight", ("P", "D"), "positions"
+    yield from _norm("embed_norm", spec.embed_norm, "D")
 
 
 def _output_plan(spec: ModelSpec) -> Plan:
@@ -202,16 +293,30 @@ def _output_plan(spec: ModelSpec) -> Plan:
     yield from _linear("head", "V", "D", spec.head.bias)
 
 
+def is_routed(name: str) -> bool:
+    """Whether a weight (or step) of a layer is that of the experts a router chooses among."""
+    return name.startswith("mlp.experts.")
+
+
 def _rows(plan: Plan, numbers: Mapping[str, int], dtype: str, tied: bool = False) -> tuple[TensorRow, ...]:
     rows = []
     for name, letters, kind in plan:
         shape = tuple(evaluate(axis, numbers) for axis in letters)
         count = math.prod(shape)
-        tie = "embed.weight" if tied and name == "head.weight" else None
-        part, formula = name.split(".")[0], "·".join(letters)
         rows.append(
             TensorRow(
-                name, letters, shape, count, kind, None, part, formula, dtype, nbytes(count, dtype), tie
+                name=name,
+                letters=letters,
+                shape=shape,
+                count=count,
+                active=count // numbers["E"] * numbers["A"] if is_routed(name) else count,
+                kind=kind,
+                layer=None,
+                part=name.split(".")[0],
+                formula="·".join(letter for letter in letters if letter != "1"),
+                dtype=dtype,
+                bytes=nbytes(count, dtype),
+                tie="embed.weight" if tied and name == "head.weight" else None,
             )
         )
     return tuple(rows)
@@ -223,7 +328,7 @@ def block_rows(spec: ModelSpec, block: Block, dtype: str) -> tuple[TensorRow, ..
 
 
 def input_rows(spec: ModelSpec, dtype: str) -> tuple[TensorRow, ...]:
-    """The token table, and the learned positions if there are any."""
+    """The token table, the learned positions and the norm of both, if there are any."""
     return _rows(_input_plan(spec), model_numbers(spec), dtype)
 
 
@@ -275,10 +380,12 @@ class Params:
     embedding: int
     non_embedding: int
     without_positions: int
+    without_corrections: int
     block_matrices: int
     weights_only: int
     active: int
     active_excl_input_embedding: int
+    active_non_embedding: int
     state_dict: int
 
     @property
@@ -290,12 +397,14 @@ class Params:
 DEFINITIONS = {
     "total": "every parameter; a storage with two names counts once",
     "embedding": "token table, positions, head (its weight unless tied)",
-    "non_embedding": "total less embedding: the layers and the final norm",
+    "non_embedding": "total less embedding: the layers and the norms outside",
     "without_positions": "total less the learned positions",
+    "without_corrections": "total less the routers' corrections, Hugging Face's buffers",
     "block_matrices": "the layers' matrices: no tables, head, biases, norms",
-    "weights_only": "total less biases and norms",
-    "active": "what one token's pass may use, both embeddings in",
+    "weights_only": "matrices and tables: no biases, norms, sinks, corrections",
+    "active": "what one token's pass may use, A of E experts, both embeddings in",
     "active_excl_input_embedding": "active less the token table, unless the head shares it",
+    "active_non_embedding": "active less embedding",
     "state_dict": "values in a file that stores a tied head a second time",
 }
 
@@ -307,17 +416,19 @@ def count_params(sections: list[Section[TensorRow]]) -> Params:
         return sum_sections(sections, lambda row: row.count if wanted(row) else 0)
 
     total = count(lambda row: row.tie is None)
-    positions = count(lambda row: row.kind == "positions")
+    active = sum_sections(sections, lambda row: 0 if row.tie else row.active)
     embedding = count(lambda row: row.part in ("embed", "positions", "head") and row.tie is None)
     tied = count(lambda row: row.tie is not None)
     return Params(
         total=total,
         embedding=embedding,
         non_embedding=total - embedding,
-        without_positions=total - positions,
+        without_positions=total - count(lambda row: row.kind == "positions"),
+        without_corrections=total - count(lambda row: row.kind == "correction"),
         block_matrices=count(lambda row: row.kind == "matrix" and row.part != "head"),
-        weights_only=count(lambda row: row.kind not in ("bias", "norm") and row.tie is None),
-        active=total,
-        active_excl_input_embedding=total - (0 if tied else count(lambda row: row.kind == "embedding")),
+        weights_only=count(lambda r: r.kind in ("embedding", "positions", "matrix") and r.tie is None),
+        active=active,
+        active_excl_input_embedding=active - (0 if tied else count(lambda row: row.kind == "embedding")),
+        active_non_embedding=active - embedding,
         state_dict=total + tied,
     )
