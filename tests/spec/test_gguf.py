@@ -90,7 +90,29 @@ def test_smollm2_from_its_file_is_the_preset(smollm2):
 # --- keys ---------------------------------------------------------------------------------------
 
 
-EXAMPLES = {"gpt2": "gpt2", "qwen3": "qwen3-0.6b", "qwen2": "qwen2.5-0.5b", "llama": "mistral-7b"}
+GEMMA3 = {
+    "general.architecture": "gemma3",
+    "gemma3.block_count": 7,
+    "gemma3.context_length": 256,
+    "gemma3.embedding_length": 64,
+    "gemma3.feed_forward_length": 128,
+    "gemma3.attention.head_count": 8,
+    "gemma3.attention.head_count_kv": 2,
+    "gemma3.attention.key_length": 12,
+    "gemma3.attention.value_length": 12,
+    "gemma3.attention.layer_norm_rms_epsilon": 1e-6,
+    "gemma3.attention.sliding_window": 32,
+    "gemma3.rope.freq_base": 1e6,
+    "gemma3.vocab_size": 100,
+}
+
+EXAMPLES = {
+    "gpt2": preset("gpt2"),
+    "gemma3": from_metadata(GEMMA3),
+    "qwen3": preset("qwen3-0.6b"),
+    "qwen2": preset("qwen2.5-0.5b"),
+    "llama": preset("mistral-7b"),
+}
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -98,7 +120,7 @@ def test_every_key_written_is_one_of_the_gguf_packages(name):
     groups = (Keys.General, Keys.LLM, Keys.Attention, Keys.Rope)
     patterns = {value for group in groups for value in vars(group).values() if isinstance(value, str)}
     known = {pattern.replace("{arch}", name) for pattern in patterns}
-    written = to_metadata(preset(EXAMPLES[name]))
+    written = to_metadata(EXAMPLES[name])
     assert name in MODEL_ARCH_NAMES.values()
     assert set(written) <= known
 
@@ -135,7 +157,7 @@ def test_unknown_architecture_names_the_supported_ones(name):
     with pytest.raises(SpecError) as caught:
         from_metadata({**LLAMA, "general.architecture": name})
     if isinstance(name, str):
-        assert "supported are gpt2, qwen3, qwen2, llama" in str(caught.value)
+        assert f"supported are {', '.join(ARCHITECTURES)}" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -198,7 +220,7 @@ def test_any_spec_is_held_faithfully_or_refused(spec):
     else:
         message = ""
         assert without_scaling(read_back(spec)) == without_scaling(spec)
-    assert not message or message.startswith("no GGUF architecture (gpt2, qwen3, qwen2, llama) can express")
+    assert not message or message.startswith(f"no GGUF architecture ({', '.join(ARCHITECTURES)}) can express")
 
 
 def test_head_is_tied_where_the_file_has_no_output_matrix():
@@ -261,6 +283,13 @@ def test_windows_on_all_layers_or_by_pattern():
 def test_name_is_fit_to_be_printed():
     hostile = "a\x1b]0;b\x07\r\nc" + "d" * 1000
     assert from_metadata({**LLAMA, "general.name": hostile}).name == "a]0;bc" + "d" * 114
+
+
+def test_gemma3_slides_five_layers_of_six_with_a_base_of_their_own():
+    layers = from_metadata(GEMMA3).layers
+    assert [block.attn.window for block in layers] == [32] * 5 + [None, 32]
+    assert [block.attn.rope and block.attn.rope.base for block in layers] == [1e4] * 5 + [1e6, 1e4]
+    assert read_back(from_metadata(GEMMA3)) == from_metadata(GEMMA3)
 
 
 # --- rotary positions ---------------------------------------------------------------------------
@@ -360,7 +389,7 @@ def test_what_no_architecture_can_hold_is_named(name, change, feature):
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_architecture_follows_what_the_model_is(name):
-    assert to_metadata(preset(EXAMPLES[name]))["general.architecture"] == name
+    assert to_metadata(EXAMPLES[name])["general.architecture"] == name
 
 
 # --- hostile values -----------------------------------------------------------------------------
@@ -396,7 +425,7 @@ BOMBS = [
     {"llama.rope.scaling.type": 3},
     {"llama.attention.key_length": 7},
     {"llama.attention.sliding_window": -1},
-    {"llama.attention.sliding_window_pattern": 2},
+    {"llama.attention.sliding_window_pattern": -2},
     {"llama.attention.sliding_window_pattern": [1, 0]},
     {"llama.vocab_size": 0},
     {7: 7},

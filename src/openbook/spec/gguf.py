@@ -118,18 +118,27 @@ BIASES = {
 class Architecture:
     """One `general.architecture`: what llama.cpp hard-wires for it.
 
-    `biases` are the parts of `BIASES` that have one; None leaves it to the file. `partial_rope`: fewer
-    than all elements of a head may turn.
+    `biases` are the parts of `BIASES` that have one; None leaves it to the file. `norm_offset`: the
+    spec's norms multiply by offset + weight, where the file stores the sum. `sandwich`: attention and
+    feed-forward have a norm after them too. `partial_rope`: fewer than all elements of a head may turn.
+    `embed_scaled`: embeddings are multiplied by √D. `full_every`: where there is a window and no
+    pattern is stated, all layers but every n-th slide; `sliding_base`: the rotary base of those that
+    slide, unless the file states it (else the same as everywhere, without a key of its own).
     """
 
     name: str
     activation: Activation
     biases: frozenset[str] | None
     norm: Literal["layer", "rms"] = "rms"
+    norm_offset: float = 0.0
+    sandwich: bool = False
     rotary: bool = True
     gated: bool = True
     qk_norm: bool = False
     partial_rope: bool = False
+    embed_scaled: bool = False
+    full_every: int | None = None
+    sliding_base: float | None = None
 
     @property
     def norm_key(self) -> str:
@@ -143,6 +152,17 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     arch.name: arch
     for arch in (
         Architecture("gpt2", "gelu_tanh", biases=frozenset(BIASES), norm="layer", rotary=False, gated=False),
+        Architecture(
+            "gemma3",
+            "gelu_tanh",
+            biases=frozenset(),
+            norm_offset=1.0,
+            sandwich=True,
+            qk_norm=True,
+            embed_scaled=True,
+            full_every=6,
+            sliding_base=10_000.0,
+        ),
         Architecture("qwen3", "silu", biases=frozenset(), qk_norm=True, partial_rope=True),
         Architecture("qwen2", "silu", biases=frozenset("qkv"), partial_rope=True),
         Architecture("llama", "silu", biases=None),
@@ -244,14 +264,17 @@ def _read(arch: Architecture, c: Reader, metadata: Mapping[str, Any], seen: _See
     n_layers = c.integer("block_count", most=MAX_LAYERS)
     d_model = c.integer("embedding_length")
     max_positions = c.integer("context_length")
-    norm = Norm(arch.norm, eps=_shortest(c.number(arch.norm_key)), bias=arch.norm == "layer")
+    eps = _shortest(c.number(arch.norm_key))
+    norm = Norm(arch.norm, eps, bias=arch.norm == "layer", offset=arch.norm_offset)
+    out_norm = norm if arch.sandwich else None
 
     heads = _per_layer(c, "attention.head_count", n_layers)
     kv_heads = _per_layer(c, "attention.head_count_kv", n_layers, heads)
     d_ffs = _per_layer(c, "feed_forward_length", n_layers)
     head_dim = _read_head_dim(c, d_model, heads)
     rope = _read_rope(arch, c, head_dim, max_positions, seen) if arch.rotary else None
-    windows = _read_windows(c, n_layers)
+    sliding_rope = _read_sliding_rope(arch, c, rope)
+    windows = _read_windows(arch, c, n_layers)
 
     blocks: dict[tuple[Any, ...], Block] = {}
     layers: list[Block] = []
@@ -262,9 +285,16 @@ def _read(arch: Architecture, c: Reader, metadata: Mapping[str, Any], seen: _See
         kind = (n_heads, n_kv_heads, d_ff, window, *biases.values())
         if kind not in blocks:
             attn = _attention(arch, c, n_heads, n_kv_heads, head_dim, norm, biases)
-            attn = replace(attn, rope=rope, window=window)
+            attn = replace(attn, rope=rope if window is None else sliding_rope, window=window)
             mlp = Mlp(d_ff, arch.activation, arch.gated, up_bias=biases["up"], down_bias=biases["down"])
-            blocks[kind] = Block(attn=attn, mlp=mlp, attn_norm=norm, mlp_norm=norm)
+            blocks[kind] = Block(
+                attn=attn,
+                mlp=mlp,
+                attn_norm=norm,
+                attn_out_norm=out_norm,
+                mlp_norm=norm,
+                mlp_out_norm=out_norm,
+            )
         layers.append(blocks[kind])
 
     return ModelSpec(
@@ -272,9 +302,10 @@ def _read(arch: Architecture, c: Reader, metadata: Mapping[str, Any], seen: _See
         d_model=d_model,
         max_positions=max_positions,
         layers=tuple(layers),
-        head=Head(tied=seen.tied),
+        head=Head(tied=seen.tied, softcap=_read_softcap(arch, c)),
         final_norm=norm,
         positions=None if arch.rotary else Learned(max_positions),
+        embed_scale=d_model**0.5 if arch.embed_scaled else 1.0,
         name=_read_name(metadata),
     )
 
@@ -304,12 +335,12 @@ def _attention(
 ) -> Attention:
     if n_heads % n_kv_heads:
         c.fail("attention.head_count_kv", f"must divide attention.head_count = {n_heads}, found {n_kv_heads}")
-    head_norm = HeadNorm(norm.kind, norm.eps)
+    head_norm = HeadNorm(norm.kind, norm.eps, offset=norm.offset)
     return Attention(
         n_heads=n_heads,
         n_kv_heads=n_kv_heads,
         head_dim=head_dim,
-        scale=head_dim**-0.5,
+        scale=_score_scale(arch, c, n_heads, head_dim),
         q_bias=biases["q"],
         k_bias=biases["k"],
         v_bias=biases["v"],
@@ -337,11 +368,34 @@ def _read_head_dim(c: Reader, d_model: int, heads: list[int]) -> int:
     return head_dim
 
 
-def _read_windows(c: Reader, n_layers: int) -> list[int | None]:
-    """Every layer slides, or those that the pattern marks; a window of 0 is none."""
+def _score_scale(arch: Architecture, c: Reader, n_heads: int, head_dim: int) -> float:
+    """K ** -0.5. Of Gemma 3 the largest, which llama.cpp knows by its 62 layers, has (D/H) ** -0.5."""
+    if arch.name == "gemma3" and c.integer("block_count") == 62:
+        return (c.integer("embedding_length") // n_heads) ** -0.5
+    return head_dim**-0.5
+
+
+def _read_softcap(arch: Architecture, c: Reader) -> float | None:
+    if arch.name != "gemma3":
+        return None
+    cap = c.maybe_number("final_logit_softcapping")
+    return _shortest(cap) if cap else None
+
+
+def _read_windows(arch: Architecture, c: Reader, n_layers: int) -> list[int | None]:
+    """The layers that slide: those that the pattern marks, or the architecture's; a window of 0 is none."""
     window = c.maybe_integer("attention.sliding_window", least=0) or None
-    pattern = c.maybe_items("attention.sliding_window_pattern", n_layers, _is_flag, "true or false")
-    return [window if pattern is None or pattern[i] else None for i in range(n_layers)]
+    slides = _read_pattern(arch, c, n_layers)
+    return [window if slides[i] else None for i in range(n_layers)]
+
+
+def _read_pattern(arch: Architecture, c: Reader, n_layers: int) -> list[bool]:
+    """True for each layer that slides, from a list, or from n where every n-th layer does not."""
+    key = "attention.sliding_window_pattern"
+    if isinstance(c.raw(key), list):
+        return c.items(key, n_layers, _is_flag, "true or false")
+    every = c.maybe_integer(key, least=0) if key in c else arch.full_every
+    return [not every or i % every < every - 1 for i in range(n_layers)]
 
 
 def _is_flag(value: Any) -> bool:
@@ -386,6 +440,14 @@ def _read_rope(arch: Architecture, c: Reader, head_dim: int, max_positions: int,
             UnsupportedError,
         )
     return replace(rope, scaling=divided or rope.scaling)
+
+
+def _read_sliding_rope(arch: Architecture, c: Reader, rope: Rope | None) -> Rope | None:
+    """The rotation of the layers that slide: with a base of its own, and then unscaled, or as everywhere."""
+    if arch.sliding_base is None or rope is None:
+        return rope
+    base = c.maybe_number("rope.freq_base_swa", positive=True) or arch.sliding_base
+    return Rope(rope.dim, base=_shortest(base))
 
 
 def _read_scaling(c: Reader, base: float, max_positions: int) -> RopeScaling | None:
@@ -477,6 +539,7 @@ def _shortest(value: float) -> float:
 def _write(arch: Architecture, spec: ModelSpec) -> dict[str, Any]:
     """Metadata in the architecture's terms; whether it fits is seen by reading it."""
     first = spec.layers[0]
+    full = next((block for block in spec.layers if block.attn.window is None), first)
     norm = spec.final_norm or Norm(arch.norm)
     own: dict[str, Any] = {
         "vocab_size": spec.vocab_size,
@@ -489,8 +552,10 @@ def _write(arch: Architecture, spec: ModelSpec) -> dict[str, Any]:
         "attention.key_length": first.attn.head_dim,
         "attention.value_length": first.attn.head_dim,
         arch.norm_key: float(norm.eps),
-        **_write_windows([block.attn.window for block in spec.layers]),
-        **(_write_rope(first.attn.rope) if arch.rotary and first.attn.rope else {}),
+        **_write_windows(arch, [block.attn.window for block in spec.layers]),
+        **(_write_rope(full.attn.rope) if arch.rotary and full.attn.rope else {}),
+        **_write_sliding_base(arch, spec),
+        **({"final_logit_softcapping": spec.head.softcap} if spec.head.softcap else {}),
     }
     name = {"general.name": spec.name} if spec.name else {}
     return {
@@ -504,13 +569,22 @@ def _one_or_list(values: list[int]) -> int | list[int]:
     return values[0] if len(set(values)) == 1 else values
 
 
-def _write_windows(windows: list[int | None]) -> dict[str, Any]:
+def _write_windows(arch: Architecture, windows: list[int | None]) -> dict[str, Any]:
     width = next((window for window in windows if window is not None), None)
     if width is None:
         return {}
     pattern = [window is not None for window in windows]
-    marked = {} if all(pattern) else {"attention.sliding_window_pattern": pattern}
+    every = arch.full_every
+    usual = [not every or i % every < every - 1 for i in range(len(windows))]
+    marked = {} if pattern == usual else {"attention.sliding_window_pattern": pattern}
     return {"attention.sliding_window": width, **marked}
+
+
+def _write_sliding_base(arch: Architecture, spec: ModelSpec) -> dict[str, Any]:
+    sliding = next((block.attn for block in spec.layers if block.attn.window is not None), None)
+    if arch.sliding_base is None or sliding is None or sliding.rope is None:
+        return {}
+    return {} if sliding.rope.base == arch.sliding_base else {"rope.freq_base_swa": float(sliding.rope.base)}
 
 
 def _write_rope(rope: Rope) -> dict[str, Any]:
