@@ -1,8 +1,8 @@
 """The keys and values of the tokens seen so far.
 
 One buffer [B, G, cells, K] a layer for keys and one for values, allocated once, sized as the ledger
-says: as many cells as the sequence may get tokens, or as the layer's window is wide, where the cells
-are used in turn, as a ring. Cells that nobody has written are never handed out.
+says: as many cells as the sequence may get tokens, or as the layer's window or chunk is wide, where the
+cells are used in turn, as a ring. Cells that nobody has written are never handed out.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from openbook.spec.model import ModelSpec
+from openbook.spec.model import Chunk, ModelSpec
 
 
 class CacheFullError(RuntimeError):
@@ -47,7 +47,9 @@ class Cache:
         self._windows = {block.attn.window for block in spec.layers}
         self._positions = torch.full((batch, self.capacity), -1, dtype=torch.int64, device=device)
 
-    def extend(self, positions: Int[Tensor, "B T"], padded: bool) -> Mapping[int | None, Int[Tensor, "B S"]]:
+    def extend(
+        self, positions: Int[Tensor, "B T"], padded: bool
+    ) -> Mapping[int | Chunk | None, Int[Tensor, "B S"]]:
         """Makes room for T tokens at `positions`; says for each window which keys its layers will see."""
         before, after = self.length, self.length + positions.shape[1]
         if after > self.capacity:
@@ -118,9 +120,11 @@ class LayerCache:
         return all_k, all_v
 
 
-def cells(window: int | None, capacity: int) -> int:
-    """How many tokens a layer keeps."""
-    return capacity if window is None else min(window, capacity)
+def cells(window: int | Chunk | None, capacity: int) -> int:
+    """How many tokens a layer keeps. A chunk's last query sees a whole chunk, as in a window of its size;
+    what a ring still holds of the chunk before is masked."""
+    size = window.size if isinstance(window, Chunk) else window
+    return capacity if size is None else min(size, capacity)
 
 
 def seen(before: int, after: int, n_cells: int) -> slice | Tensor:

@@ -7,17 +7,30 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from openbook.model.norm import Norm
-from openbook.model.positions import Rotate, Rotation
+from openbook.model.norm import HeadNorm
+from openbook.model.positions import Rotate, Rotation, Temperature
+from openbook.spec.model import Alibi, Chunk
 from openbook.spec.model import Attention as AttentionSpec
 
 
 class Mask(NamedTuple):
     """Which keys a query sees: those of `visible`, or all; or, if `causal`, all up to its own, the
-    queries being the last T of the S tokens (the triangle's lower right end, not its upper left)."""
+    queries being the last T of the S tokens (the triangle's lower right end, not its upper left).
+
+    `bias` is added to the scores of what is visible.
+    """
 
     visible: Bool[Tensor, "B 1 T S"] | None = None  # B may be 1
     causal: bool = False
+    bias: Float[Tensor, "B H T S"] | None = None  # B may be 1
+
+
+class Place(NamedTuple):
+    """What a layer has to know of where its tokens stand."""
+
+    mask: Mask
+    rotation: Rotation | None = None
+    temperature: Float[Tensor, "B 1 T 1"] | None = None
 
 
 @runtime_checkable
@@ -30,85 +43,130 @@ class LayerCache(Protocol):
 
 
 def visible(
-    queries: Int[Tensor, "B T"], keys: Int[Tensor, "B S"], window: int | None
+    queries: Int[Tensor, "B T"], keys: Int[Tensor, "B S"], window: int | Chunk | None
 ) -> Bool[Tensor, "B 1 T S"]:
-    """True where the query at position p may see the key at position s: s ≤ p, and p - s < window.
+    """True where the query at position p may see the key at position s: s ≤ p, and p - s < window, or
+    both in one chunk.
 
     Padding has negative positions: no query sees it, except padding itself, whose softmax would
     otherwise have nothing to sum over.
     """
     q, k = queries[:, :, None], keys[:, None, :]
     seen = (k <= q) & ((k >= 0) | (q < 0))
-    if window is not None:
+    if isinstance(window, Chunk):
+        seen &= q // window.size == k // window.size
+    elif window is not None:
         seen &= q - k < window
     return seen[:, None]
 
 
-class ExplicitCore(nn.Module):
-    """softmax(scale · q kᵀ + mask) v, one step after the other: the obvious twin of `FusedCore`.
+def linear_biases(
+    alibi: Alibi, queries: Int[Tensor, "B T"], keys: Int[Tensor, "B S"]
+) -> Float[Tensor, "B H T S"]:
+    """slope_h · (s - p), fp32, for the query at position p and the key at s (Press et al. 2022)."""
+    slopes = torch.tensor(alibi.slopes, device=queries.device)[:, None, None]
+    return slopes * (keys[:, None, None, :] - queries[:, None, :, None]).float()
 
-    Scores and probabilities are fp32. A query with nothing to see gives zeros.
+
+class ExplicitCore(nn.Module):
+    """softmax(scale · q kᵀ + bias, masked) v, one step after the other: the obvious twin of `FusedCore`.
+
+    Scores and probabilities are fp32. A query with nothing to see gives zeros. `sinks` is one more score
+    for each query head, which takes its share of the softmax and has no value. Values may be of another
+    width U than queries and keys.
     """
 
     def forward(
         self,
         q: Float[Tensor, "B H T K"],
         k: Float[Tensor, "B G S K"],
-        v: Float[Tensor, "B G S K"],
+        v: Float[Tensor, "B G S U"],
         mask: Mask,
         scale: float,
         softcap: float | None = None,
-    ) -> Float[Tensor, "B H T K"]:
-        group = q.shape[1] // k.shape[1]
-        k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-        scores = (q @ k.mT).float() * scale
+        sinks: Float[Tensor, " H"] | None = None,
+    ) -> Float[Tensor, "B H T U"]:
+        scores = self.scores(q, k, scale, softcap, mask.bias)
+        return self.mix(self.probs(self.masked(scores, mask), sinks), v)
+
+    def scores(
+        self, q: Tensor, k: Tensor, scale: float, softcap: float | None, bias: Tensor | None
+    ) -> Float[Tensor, "B H T S"]:
+        """How well each key answers each query: scaled, soft-capped, biased by their distance."""
+        scores = (q @ _for_each_query_head(k, q.shape[1]).mT).float() * scale
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
+        return scores if bias is None else scores + bias
+
+    def masked(self, scores: Float[Tensor, "B H T S"], mask: Mask) -> Float[Tensor, "B H T S"]:
+        """-∞ in place of what a query may not see."""
         if mask.causal:
             T, S = scores.shape[-2:]
-            triangle = torch.ones(T, S, dtype=torch.bool, device=q.device).tril(S - T)
-            scores = scores.masked_fill(~triangle, -torch.inf)
-        elif mask.visible is not None:
-            scores = scores.masked_fill(~mask.visible, -torch.inf)
-        probs = scores.softmax(dim=-1).nan_to_num(0.0)
-        return probs.to(v.dtype) @ v
+            triangle = torch.ones(T, S, dtype=torch.bool, device=scores.device).tril(S - T)
+            return scores.masked_fill(~triangle, -torch.inf)
+        return scores if mask.visible is None else scores.masked_fill(~mask.visible, -torch.inf)
+
+    def probs(
+        self, scores: Float[Tensor, "B H T S"], sinks: Float[Tensor, " H"] | None
+    ) -> Float[Tensor, "B H T S"]:
+        """The softmax. With sinks a row sums to less than 1."""
+        if sinks is None:
+            return scores.softmax(dim=-1).nan_to_num(0.0)
+        sink = sinks.float()[:, None, None].expand(*scores.shape[:-1], 1)
+        return torch.cat((scores, sink), dim=-1).softmax(dim=-1)[..., :-1]
+
+    def mix(self, probs: Float[Tensor, "B H T S"], v: Float[Tensor, "B G S U"]) -> Float[Tensor, "B H T U"]:
+        """The values, weighted."""
+        return probs.to(v.dtype) @ _for_each_query_head(v, probs.shape[1])
 
 
-class FusedCore(nn.Module):
+def _for_each_query_head(x: Float[Tensor, "B G S K"], n_heads: int) -> Float[Tensor, "B H S K"]:
+    return x.repeat_interleave(n_heads // x.shape[1], dim=1)
+
+
+class FusedCore(ExplicitCore):
     """The same through PyTorch's fused kernel, without copying keys for the heads that share them.
 
     Query heads of one group are laid side by side: as rows of one query matrix when there is one token
-    (they see the same keys), else as heads over a key that is expanded by a stride of 0.
+    (they see the same keys), else as heads over a key that is expanded by a stride of 0. The kernel knows
+    no soft-cap and no sinks, so with them the steps are taken one by one.
     """
 
     def forward(
         self,
         q: Float[Tensor, "B H T K"],
         k: Float[Tensor, "B G S K"],
-        v: Float[Tensor, "B G S K"],
+        v: Float[Tensor, "B G S U"],
         mask: Mask,
         scale: float,
         softcap: float | None = None,
-    ) -> Float[Tensor, "B H T K"]:
-        if softcap is not None:
-            return ExplicitCore.forward(self, q, k, v, mask, scale, softcap)  # type: ignore[arg-type]
+        sinks: Float[Tensor, " H"] | None = None,
+    ) -> Float[Tensor, "B H T U"]:
+        if softcap is not None or sinks is not None:
+            return super().forward(q, k, v, mask, scale, softcap, sinks)
         B, H, T, K = q.shape
-        G = k.shape[1]
+        G, U = k.shape[1], v.shape[3]
         R = H // G
+        seen = mask.visible
+        if mask.bias is not None:  # one table says both
+            seen = self.masked(mask.bias, mask).expand(B, -1, -1, -1)
         if T == 1 and R > 1:
             rows = q.reshape(B, G, R, K)
-            y = F.scaled_dot_product_attention(rows, k, v, attn_mask=mask.visible, scale=scale)
-            return y.reshape(B, H, 1, K)
-        seen = mask.visible
+            if seen is not None and seen.shape[1] == H:
+                seen = seen.reshape(B, G, R, -1)
+            y = F.scaled_dot_product_attention(rows, k, v, attn_mask=seen, scale=scale)
+            return y.reshape(B, H, 1, U)
         if R > 1:
             q = q.reshape(B * G, R, T, K)
             k = k.reshape(B * G, 1, -1, K).expand(-1, R, -1, -1)
-            v = v.reshape(B * G, 1, -1, K).expand(-1, R, -1, -1)
-            if seen is not None and seen.shape[0] > 1:
+            v = v.reshape(B * G, 1, -1, U).expand(-1, R, -1, -1)
+            if seen is not None and seen.shape[1] == H:
+                seen = seen.reshape(B * G, R, T, -1)
+            elif seen is not None and seen.shape[0] > 1:
                 seen = seen.repeat_interleave(G, dim=0)
-        if mask.causal:
-            return causal_attention(q, k, v, scale).reshape(B, H, T, K)
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale).reshape(B, H, T, K)
+        if mask.causal and seen is None:
+            return causal_attention(q, k, v, scale).reshape(B, H, T, U)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale).reshape(B, H, T, U)
 
 
 def causal_attention(
@@ -139,42 +197,65 @@ def causal_attention(
     return torch.cat(blocks, dim=2)
 
 
+class Clipped(nn.Linear):
+    """A projection whose result is cut at ±limit."""
+
+    def __init__(self, into: int, out: int, bias: bool, limit: float) -> None:
+        super().__init__(into, out, bias=bias)
+        self.limit = limit
+
+    def forward(self, input: Float[Tensor, "B T D"]) -> Float[Tensor, "B T out"]:  # noqa: A002  (torch's name)
+        return super().forward(input).clamp(-self.limit, self.limit)
+
+
 class Attention(nn.Module):
-    """o(core(rotate(norm(q(x))), rotate(norm(k(x))), v(x)))."""
+    """o(core(rotate(norm(q(x))), rotate(norm(k(x))), v(x))), or the norms after the rotations."""
 
     def __init__(self, spec: AttentionSpec, d_model: int) -> None:
         super().__init__()
         self.spec = spec
-        self.q = nn.Linear(d_model, spec.q_width, bias=spec.q_bias)
-        self.k = nn.Linear(d_model, spec.kv_width, bias=spec.k_bias)
-        self.v = nn.Linear(d_model, spec.kv_width, bias=spec.v_bias)
-        self.q_norm = Norm(spec.q_norm, spec.head_dim) if spec.q_norm else None
-        self.k_norm = Norm(spec.k_norm, spec.head_dim) if spec.k_norm else None
+        self.q = self._projection(d_model, spec.q_width, spec.q_bias)
+        self.k = self._projection(d_model, spec.kv_width, spec.k_bias)
+        self.v = self._projection(d_model, spec.kv_width, spec.v_bias)
+        self.q_norm = HeadNorm(spec.q_norm, spec.n_heads, spec.head_dim) if spec.q_norm else None
+        self.k_norm = HeadNorm(spec.k_norm, spec.n_kv_heads, spec.head_dim) if spec.k_norm else None
         self.q_rope = Rotate(spec.rope) if spec.rope else None
         self.k_rope = Rotate(spec.rope) if spec.rope else None
+        self.temperature = Temperature() if spec.temperature else None
+        self.sinks = nn.Parameter(torch.empty(spec.n_heads)) if spec.sinks else None
         self.core: nn.Module = FusedCore()
         self.o = nn.Linear(spec.q_width, d_model, bias=spec.o_bias)
 
+    def _projection(self, into: int, out: int, bias: bool) -> nn.Linear:
+        limit = self.spec.clip_qkv
+        return nn.Linear(into, out, bias=bias) if limit is None else Clipped(into, out, bias, limit)
+
     def forward(
-        self,
-        x: Float[Tensor, "B T D"],
-        rotation: Rotation | None,
-        mask: Mask,
-        cache: LayerCache | None = None,
+        self, x: Float[Tensor, "B T D"], place: Place, cache: LayerCache | None = None
     ) -> Float[Tensor, "B T D"]:
         x = x.to(self.q.weight.dtype)
         q, k, v = (self._heads(project(x)) for project in (self.q, self.k, self.v))
-        if self.q_norm is not None:
-            q = self.q_norm(q)
-        if self.k_norm is not None:
-            k = self.k_norm(k)
-        if rotation is not None and self.q_rope is not None and self.k_rope is not None:
-            q, k = self.q_rope(q, rotation), self.k_rope(k, rotation)
+        q = self._turned(q, self.q_norm, self.q_rope, place)
+        k = self._turned(k, self.k_norm, self.k_rope, place)
+        if self.temperature is not None:
+            q = self.temperature(q, place.temperature)
         if cache is not None:
             k, v = cache.append(k, v)
-        heads = self.core(q, k, v, mask, self.spec.scale, self.spec.softcap)
+        # Sinks are named only where there are some: not every core knows them.
+        sinks = {} if self.sinks is None else {"sinks": self.sinks}
+        heads = self.core(q, k, v, place.mask, self.spec.scale, self.spec.softcap, **sinks)
         return self.o(heads.transpose(1, 2).flatten(2))
 
     def _heads(self, x: Float[Tensor, "B T HK"]) -> Float[Tensor, "B H T K"]:
         """[B, T, heads·K] → [B, heads, T, K]."""
         return x.unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
+
+    def _turned(
+        self, x: Float[Tensor, "B H T K"], norm: HeadNorm | None, rope: nn.Module | None, place: Place
+    ) -> Float[Tensor, "B H T K"]:
+        """Normed and rotated, in the order that the norm's spec says."""
+        if norm is not None and not norm.after_rope:
+            x = norm(x)
+        if rope is not None:
+            x = rope(x, place.rotation)
+        return norm(x) if norm is not None and norm.after_rope else x

@@ -3,10 +3,9 @@
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from openbook.model.attention import Attention, LayerCache, Mask
+from openbook.model.attention import Attention, LayerCache, Place
 from openbook.model.mlp import Mlp
 from openbook.model.norm import norm_or_identity
-from openbook.model.positions import Rotation
 from openbook.spec.model import Block as BlockSpec
 
 
@@ -27,18 +26,19 @@ class Block(nn.Module):
         self.end_norm = norm_or_identity(spec.end_norm, d_model)
 
     def forward(
-        self,
-        x: Float[Tensor, "B T D"],
-        rotation: Rotation | None,
-        mask: Mask,
-        cache: LayerCache | None = None,
+        self, x: Float[Tensor, "B T D"], place: Place, cache: LayerCache | None = None
     ) -> Float[Tensor, "B T D"]:
         normed = self.attn_norm(x)
-        attended = self.attn_out_norm(self.attn(normed, rotation, mask, cache))
+        attended = self.attn_out_norm(self.attn(normed, place, cache))
         if self.spec.residual == "serial":
-            x = self.attn_add_norm(x + attended)
-            x = self.mlp_add_norm(x + self.mlp_out_norm(self.mlp(self.mlp_norm(x))))
+            x = self.attn_add_norm(self._add(x, attended))
+            x = self.mlp_add_norm(self._add(x, self.mlp_out_norm(self.mlp(self.mlp_norm(x)))))
         else:
             mlp_input = self.mlp_norm(x) if self.spec.residual == "parallel" else normed
-            x = x + attended + self.mlp_out_norm(self.mlp(mlp_input))
+            x = self._add(self._add(x, attended), self.mlp_out_norm(self.mlp(mlp_input)))
         return self.end_norm(x)
+
+    def _add(self, x: Float[Tensor, "B T D"], more: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+        """The residual stream with a sublayer's result added, times `residual_scale`."""
+        scale = self.spec.residual_scale
+        return x + more if scale == 1 else x + more * scale

@@ -1,17 +1,28 @@
 """The whole model: ids in, logits out. State comes in by argument and nothing is kept."""
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from openbook.model.attention import LayerCache, Mask, visible
+from openbook.model.attention import LayerCache, Mask, Place, linear_biases, visible
 from openbook.model.block import Block
 from openbook.model.norm import norm_or_identity
-from openbook.model.positions import LearnedPositions, SinusoidalPositions, rotation
-from openbook.spec.model import Learned, ModelSpec, Sinusoidal
+from openbook.model.positions import LearnedPositions, SinusoidalPositions, rotation, temperature
+from openbook.spec.model import (
+    Alibi,
+    Attention,
+    Chunk,
+    LatentAttention,
+    Learned,
+    ModelSpec,
+    QueryTemperature,
+    Rope,
+    Sinusoidal,
+)
+from openbook.spec.model import Head as HeadSpec
 
 
 @runtime_checkable
@@ -25,9 +36,52 @@ class Cache(Protocol):
     @property
     def layers(self) -> Sequence[LayerCache]: ...
 
-    def extend(self, positions: Int[Tensor, "B T"], padded: bool) -> Mapping[int | None, Int[Tensor, "B S"]]:
+    def extend(
+        self, positions: Int[Tensor, "B T"], padded: bool
+    ) -> Mapping[int | Chunk | None, Int[Tensor, "B S"]]:
         """Makes room for T tokens. Returns, for each window, the positions of the keys a layer will see."""
         ...
+
+
+class Embedding(nn.Embedding):
+    """A vector for each token, times `scale`, as the fp32 stream begins."""
+
+    def __init__(self, vocab_size: int, d_model: int, scale: float) -> None:
+        super().__init__(vocab_size, d_model)
+        self.scale = scale
+
+    def forward(self, input: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:  # noqa: A002  (torch's name)
+        x = super().forward(input).float()
+        return x if self.scale == 1 else x * self.scale
+
+
+class Head(nn.Linear):
+    """Hidden states → logits, scaled and soft-capped, in the weights' dtype."""
+
+    def __init__(self, spec: HeadSpec, d_model: int, vocab_size: int) -> None:
+        super().__init__(d_model, vocab_size, bias=spec.bias)
+        self.scale, self.softcap = spec.scale, spec.softcap
+
+    def forward(self, input: Float[Tensor, "B rows D"]) -> Float[Tensor, "B rows V"]:  # noqa: A002  (torch's name)
+        logits = super().forward(input.to(self.weight.dtype))
+        if self.scale != 1:
+            logits = logits * self.scale
+        return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
+
+
+class _Needs(NamedTuple):
+    """What a layer asks of its tokens' positions. Layers that ask for the same share it."""
+
+    rope: Rope | None
+    window: int | Chunk | None
+    alibi: Alibi | None = None
+    temperature: QueryTemperature | None = None
+
+    @staticmethod
+    def of(attn: Attention | LatentAttention) -> "_Needs":
+        if isinstance(attn, LatentAttention):
+            return _Needs(attn.rope, attn.window)
+        return _Needs(attn.rope, attn.window, attn.alibi, attn.temperature)
 
 
 class Decoder(nn.Module):
@@ -39,20 +93,22 @@ class Decoder(nn.Module):
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
         self.spec = spec
-        self.embed = nn.Embedding(spec.vocab_size, spec.d_model)
+        self.embed = Embedding(spec.vocab_size, spec.d_model, spec.embed_scale)
         match spec.positions:
-            case Learned(n_positions):
-                self.positions: nn.Module | None = LearnedPositions(n_positions, spec.d_model)
+            case Learned() as learned:
+                self.positions: nn.Module | None = LearnedPositions(learned, spec.d_model)
             case Sinusoidal() as sinusoidal:
                 self.positions = SinusoidalPositions(sinusoidal, spec.d_model)
             case None:
                 self.positions = None
+        self.embed_norm = norm_or_identity(spec.embed_norm, spec.d_model)
         self.layers = nn.ModuleList(Block(block, spec.d_model) for block in spec.layers)
         self.final_norm = norm_or_identity(spec.final_norm, spec.d_model)
-        self.head = nn.Linear(spec.d_model, spec.vocab_size, bias=spec.head.bias)
+        self.head = Head(spec.head, spec.d_model, spec.vocab_size)
         self.tie()
-        self._ropes = {block.attn.rope for block in spec.layers if block.attn.rope is not None}
-        self._windows = {block.attn.window for block in spec.layers}
+        needs = [_Needs.of(block.attn) for block in spec.layers]
+        self._needs = list(dict.fromkeys(needs))
+        self._place_of = [self._needs.index(need) for need in needs]
 
     def tie(self) -> None:
         """Makes a tied head share the embedding's matrix (again, after a change of storage)."""
@@ -73,7 +129,7 @@ class Decoder(nn.Module):
         `last_only` the head sees the last token alone, and the result is [B, 1, V].
         """
         x = self.hidden(ids, positions, cache)
-        return self.head((x[:, -1:] if last_only else x).to(self.head.weight.dtype))
+        return self.head(x[:, -1:] if last_only else x)
 
     def hidden(
         self,
@@ -86,27 +142,58 @@ class Decoder(nn.Module):
         The stream is fp32 whatever the weights are: in bf16 every layer's addition would round it.
         """
         padded = positions is not None or (cache is not None and cache.padded)
+        past = cache.length if cache is not None else 0
         if positions is None:
-            past = cache.length if cache is not None else 0
             positions = torch.arange(past, past + ids.shape[1], device=ids.device)[None]
-        x = self.embed(ids).float()
+        x = self.embed(ids)
         if self.positions is not None:
             x = x + self.positions(positions)
-        capacity = cache.capacity if cache is not None else None
-        keys = (
-            cache.extend(positions, padded) if cache is not None else dict.fromkeys(self._windows, positions)
-        )
-        rotations = {rope: rotation(rope, positions, capacity) for rope in self._ropes}
-        masks = {window: _mask(positions, keys[window], window, padded) for window in self._windows}
+        x = self.embed_norm(x)
+        places = self._places(positions, padded, past, cache)
         for i, layer in enumerate(self.layers):
-            attn = self.spec.layers[i].attn
-            turn = rotations[attn.rope] if attn.rope is not None else None
-            x = layer(x, turn, masks[attn.window], cache.layers[i] if cache is not None else None)
+            x = layer(x, places[self._place_of[i]], cache.layers[i] if cache is not None else None)
         return self.final_norm(x)
 
+    def _places(
+        self, positions: Int[Tensor, "B T"], padded: bool, past: int, cache: Cache | None
+    ) -> list[Place]:
+        """Mask, rotation and temperature for each of the needs. The cache makes room for the tokens."""
+        needs, end = self._needs, past + positions.shape[1]
+        if cache is None:
+            capacity, keys = None, dict.fromkeys((n.window for n in needs), positions)
+        else:
+            capacity, keys = cache.capacity, cache.extend(positions, padded)
+        rotations = {rope: rotation(rope, positions, capacity) for rope in {n.rope for n in needs} if rope}
+        masks = {
+            (window, alibi): _mask(positions, keys[window], window, alibi, padded, end)
+            for window, alibi in {(n.window, n.alibi) for n in needs}
+        }
+        temperatures = {t: temperature(t, positions) for t in {n.temperature for n in needs} if t}
+        return [
+            Place(
+                masks[n.window, n.alibi],
+                rotations[n.rope] if n.rope else None,
+                temperatures[n.temperature] if n.temperature else None,
+            )
+            for n in needs
+        ]
 
-def _mask(queries: Int[Tensor, "B T"], keys: Int[Tensor, "B S"], window: int | None, padded: bool) -> Mask:
-    """The cheapest mask that says it: none where one token sees everything, the triangle, or a table."""
-    if not padded and (window is None or window >= keys.shape[1]):
+
+def _mask(
+    queries: Int[Tensor, "B T"],
+    keys: Int[Tensor, "B S"],
+    window: int | Chunk | None,
+    alibi: Alibi | None,
+    padded: bool,
+    end: int,
+) -> Mask:
+    """The cheapest mask that says it: none where one token sees everything, the triangle, or a table.
+
+    `end` is how many tokens there are with the new ones: a first chunk is seen whole.
+    """
+    if alibi is not None:
+        return Mask(visible(queries, keys, window), bias=linear_biases(alibi, queries, keys))
+    whole = end <= window.size if isinstance(window, Chunk) else window is None or keys.shape[1] <= window
+    if whole and not padded:
         return Mask(causal=queries.shape[1] > 1)
     return Mask(visible(queries, keys, window))

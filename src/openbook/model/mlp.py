@@ -23,17 +23,21 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class Activation(nn.Module):
-    """act(x), or where there is a gate, act(gate) · x."""
+    """act(x), or where there is a gate, act(gate) · x, both cut and x moved first if the spec says so."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, clamp: float | None = None, up_offset: float = 0.0) -> None:
         super().__init__()
-        self.kind = kind
+        self.kind, self.clamp, self.up_offset = kind, clamp, up_offset
 
     def forward(
         self, x: Float[Tensor, "*batch F"], gate: Float[Tensor, "*batch F"] | None = None
     ) -> Float[Tensor, "*batch F"]:
         function = ACTIVATIONS[self.kind]
-        return function(x) if gate is None else function(gate) * x
+        if gate is None:
+            return function(x)
+        if self.clamp is not None:
+            gate, x = gate.clamp(max=self.clamp), x.clamp(-self.clamp, self.clamp)
+        return function(gate) * (x + self.up_offset if self.up_offset else x)
 
 
 class Mlp(nn.Module):
@@ -44,7 +48,7 @@ class Mlp(nn.Module):
         self.spec = spec
         self.gate = nn.Linear(d_model, spec.d_ff, bias=spec.up_bias) if spec.gated else None
         self.up = nn.Linear(d_model, spec.d_ff, bias=spec.up_bias)
-        self.act = Activation(spec.activation)
+        self.act = Activation(spec.activation, spec.clamp, spec.up_offset)
         self.down = nn.Linear(spec.d_ff, d_model, bias=spec.down_bias)
 
     def forward(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:

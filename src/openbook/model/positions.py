@@ -16,8 +16,11 @@ from torch import Tensor, nn
 from openbook.spec.model import (
     DynamicScaling,
     FrequencyDivisors,
+    Learned,
     LinearScaling,
     Llama3Scaling,
+    LongRope,
+    QueryTemperature,
     Rope,
     Sinusoidal,
     YarnScaling,
@@ -27,12 +30,13 @@ from openbook.spec.model import (
 class LearnedPositions(nn.Module):
     """One trained vector a position. Padding (negative) reads position 0; nothing attends to it."""
 
-    def __init__(self, n_positions: int, d_model: int) -> None:
+    def __init__(self, spec: Learned, d_model: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(n_positions, d_model))
+        self.offset = spec.offset
+        self.weight = nn.Parameter(torch.empty(spec.n_rows, d_model))
 
     def forward(self, positions: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
-        return F.embedding(positions.clamp(min=0), self.weight)
+        return F.embedding(positions.clamp(min=0) + self.offset, self.weight)
 
 
 class SinusoidalPositions(nn.Module):
@@ -48,6 +52,19 @@ class SinusoidalPositions(nn.Module):
         return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)
 
 
+def temperature(spec: QueryTemperature, positions: Int[Tensor, "B T"]) -> Float[Tensor, "B 1 T 1"]:
+    """What the query at each position is multiplied by, fp32, ready to broadcast over heads."""
+    intervals = ((positions.float() + 1.0) / spec.interval).floor()
+    return (torch.log1p(intervals) * spec.scale + 1.0)[:, None, :, None]
+
+
+class Temperature(nn.Module):
+    """Multiplies queries by what `temperature` says, in fp32."""
+
+    def forward(self, q: Float[Tensor, "B H T K"], by: Float[Tensor, "B 1 T 1"]) -> Float[Tensor, "B H T K"]:
+        return (q * by).to(q.dtype)
+
+
 # --- rotary -------------------------------------------------------------------------------------
 
 
@@ -61,17 +78,18 @@ class Rotation(NamedTuple):
 def rotation(rope: Rope, positions: Int[Tensor, "B T"], capacity: int | None = None) -> Rotation:
     """The rotation of each position.
 
-    `capacity` is the length the sequence is sized for: only dynamic scaling asks for it, since its
-    frequencies depend on the length. Without one a row's own last position is taken, so that a row's
-    result does not depend on its neighbours in the batch.
+    `capacity` is the length the sequence is sized for: only dynamic scaling and LongRoPE ask for it, since
+    their frequencies depend on the length. Without one a row's own last position is taken, so that a
+    row's result does not depend on its neighbours in the batch.
     """
-    if isinstance(rope.scaling, DynamicScaling):
+    scaling = rope.scaling
+    if isinstance(scaling, DynamicScaling | LongRope):
         length = positions.amax(-1)[:, None] + 1 if capacity is None else torch.tensor([[capacity]])
-        inv_freq = dynamic_frequencies(rope, rope.scaling, length.to(positions.device))
+        inv_freq = frequencies_for(rope, scaling, length.to(positions.device))
     else:
         inv_freq = frequencies(rope).to(positions.device)
     angles = positions[..., None].float() * inv_freq
-    factor = rope.scaling.attention_factor if isinstance(rope.scaling, YarnScaling) else 1.0
+    factor = scaling.attention_factor if isinstance(scaling, YarnScaling | LongRope) else 1.0
     return Rotation((angles.cos() * factor)[:, None], (angles.sin() * factor)[:, None])
 
 
@@ -112,13 +130,20 @@ def frequencies(rope: Rope) -> Float[Tensor, "half"]:
             return _llama3(1.0 / base**exponent, scaling)
         case YarnScaling() as scaling:
             return _yarn(base**exponent, rope, scaling)
+        case LongRope() as scaling:
+            return 1.0 / (torch.tensor(scaling.short, device="cpu") * base**exponent)
     return 1.0 / base**exponent  # no scaling; or dynamic, within the original length
 
 
-def dynamic_frequencies(
-    rope: Rope, scaling: DynamicScaling, length: Int[Tensor, "B 1"]
+def frequencies_for(
+    rope: Rope, scaling: DynamicScaling | LongRope, length: Int[Tensor, "B 1"]
 ) -> Float[Tensor, "B 1 half"]:
-    """Those of runs of `length` tokens: the base grows with what exceeds the original positions."""
+    """Those of runs of `length` tokens. LongRoPE has two sets; dynamic scaling's base grows with what
+    exceeds the original positions."""
+    if isinstance(scaling, LongRope):
+        short, long = (torch.tensor(n, device=length.device) for n in (scaling.short, scaling.long))
+        divisors = torch.where(length[..., None] > scaling.original_positions, long, short)
+        return 1.0 / (divisors * rope.base ** _exponent(rope).to(length.device))
     excess = length.clamp(min=scaling.original_positions) / scaling.original_positions
     growth = scaling.factor * excess - (scaling.factor - 1)
     base = rope.base * growth ** (rope.dim / (rope.dim - 2))
