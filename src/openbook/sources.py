@@ -100,6 +100,8 @@ def _by_name(name: str) -> Source | None:
         return _at(models.path(key), name)
     if key in PRESETS:
         return Source(preset(key))
+    if key in models.MODELS:
+        models.fetched_path(key)  # raises, with the command that fetches it
     return None
 
 

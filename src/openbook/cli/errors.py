@@ -23,6 +23,7 @@ EXIT_CODES = {
     "UnsupportedTokenizerError": NOT_FOUND,
     "WontFitError": WONT_FIT,
     "UsageError": USAGE,
+    "TermsError": USAGE,
     "FetchError": FAILED,
     "FileError": FAILED,
     "SpecError": FAILED,

