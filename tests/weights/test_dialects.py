@@ -2,9 +2,23 @@ import numpy as np
 import pytest
 import torch
 
+from bounded import bounded_work
 from openbook.spec.model import Attention, Block, Head, Learned, Mlp, ModelSpec, Norm
 from openbook.spec.reader import UnsupportedError
-from openbook.weights.dialects import GGUF, HF, Identity, Place, RowsPermuted, Transposed, places
+from openbook.weights.dialects import (
+    GGUF,
+    HF,
+    Chain,
+    Dialect,
+    Grouped,
+    Identity,
+    Interleaved,
+    Place,
+    Row,
+    RowsPermuted,
+    Transposed,
+    places,
+)
 
 ALL = [
     (kind, family, table) for kind, tables in (("hf", HF), ("gguf", GGUF)) for family, table in tables.items()
@@ -54,14 +68,59 @@ def test_each_head_is_permuted_within_itself():
     assert stored.shape == (24, 5)
 
 
+TRANSFORMS = [
+    Identity(), Transposed(), RowsPermuted(8), RowsPermuted(2), Interleaved(), Grouped(4, 2), Grouped(6, 1),
+    Chain((Interleaved(), Transposed())),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize("shape", [(64, 48), (64,)], ids=["matrix", "bias"])
-@pytest.mark.parametrize("transform", [Identity(), Transposed(), RowsPermuted(8), RowsPermuted(2)], ids=repr)
+@pytest.mark.parametrize("transform", TRANSFORMS, ids=repr)
 @pytest.mark.parametrize("array", [np.asarray, torch.as_tensor], ids=["numpy", "torch"])
 def test_loading_undoes_storing(transform, shape, array):
     x = array(np.random.default_rng(0).normal(size=shape))
     stored = transform.store(x)
     assert tuple(stored.shape) == transform.stored_shape(shape)
     assert (transform.load(stored) == x).all()
+
+
+@pytest.mark.parametrize("array", [np.asarray, torch.as_tensor], ids=["numpy", "torch"])
+@pytest.mark.parametrize("transform", [Transposed(), Interleaved(1), Chain((Interleaved(1), Transposed()))])
+def test_loading_undoes_storing_of_all_experts_at_once(transform, array):
+    x = array(np.random.default_rng(0).normal(size=(3, 10, 7)))
+    stored = transform.store(x)
+    assert tuple(stored.shape) == transform.stored_shape((3, 10, 7))
+    assert (transform.load(stored) == x).all()
+
+
+def test_interleaved_halves_lie_in_turns():
+    assert Interleaved().store(np.array([10, 11, 12, 20, 21, 22])).tolist() == [10, 20, 11, 21, 12, 22]
+    biases = np.array([[1, 2, 3, 4], [5, 6, 7, 8]])
+    assert Interleaved(1).store(biases).tolist() == [[1, 3, 2, 4], [5, 7, 6, 8]]
+
+
+def test_gpt_oss_keeps_the_gate_in_the_even_columns_of_each_expert():
+    joined = np.arange(2 * 4 * 3).reshape(2, 4, 3)  # experts, gate and up, width
+    stored = Chain((Interleaved(1), Transposed())).store(joined)
+    assert stored.shape == (2, 3, 4)
+    np.testing.assert_array_equal(stored[1, :, ::2], joined[1, :2].T)
+    np.testing.assert_array_equal(stored[1, :, 1::2], joined[1, 2:].T)
+
+
+@pytest.mark.parametrize(
+    ("grouped", "ours", "stored"),
+    [
+        (Grouped(2, 2), "q0 q1 k0 k1 v0 v1", "q0 k0 v0 q1 k1 v1"),
+        (Grouped(4, 2), "q0 q1 q2 q3 k0 k1 v0 v1", "q0 q1 k0 v0 q2 q3 k1 v1"),
+        (Grouped(3, 1), "q0 q1 q2 k0 v0", "q0 q1 q2 k0 v0"),
+    ],
+    ids=["one query head each", "two", "all"],
+)
+def test_grouped_heads_lie_with_their_key_and_value(grouped, ours, stored):
+    rows = np.array([f"{head}.{row}" for head in ours.split() for row in range(5)])
+    expected = [f"{head}.{row}" for head in stored.split() for row in range(5)]
+    assert grouped.store(rows).tolist() == expected
+    assert grouped.load(np.array(expected)).tolist() == rows.tolist()
 
 
 def test_a_square_matrix_is_transposed_too():
@@ -111,14 +170,106 @@ def test_gpt2_gguf_is_fused_but_not_transposed():
     assert found["blk.0.attn_qkv.weight"].shape == (144, 48)
 
 
+# --- many tensors for one parameter, one tensor for many ----------------------------------------
+
+EXPERTS = {
+    "layers.1.mlp.router.weight": (3, 48),
+    "layers.1.mlp.router.correction": (3,),
+    "layers.1.mlp.experts.gate.weight": (3, 20, 48),
+    "layers.1.mlp.experts.up.weight": (3, 20, 48),
+    "layers.1.mlp.experts.gate.bias": (3, 20),
+    "layers.1.mlp.experts.up.bias": (3, 20),
+}
+CORRECTION = Row("layers.{n}.mlp.router.correction", "{n}.correction_bias")
+ROUTER = Row("layers.{n}.mlp.router", "{n}.gate")
+
+
+def numbers(shape: tuple[int, ...]) -> np.ndarray:
+    return np.arange(np.prod(shape)).reshape(shape)
+
+
+def test_a_parameter_is_gathered_from_the_tensors_of_its_indices():
+    rows = (
+        ROUTER,
+        CORRECTION,
+        *(Row(f"layers.{{n}}.mlp.experts.{m}", f"{{n}}.{{i}}.{m}") for m in ("gate", "up")),
+    )
+    found = by_name(places(spec_of(), EXPERTS, Dialect("each", rows)))
+    assert list(found)[:5] == [
+        "1.gate.weight",
+        "1.correction_bias",
+        "1.0.gate.weight",
+        "1.1.gate.weight",
+        "1.2.gate.weight",
+    ]
+    place = found["1.2.gate.weight"]
+    assert (place.index, place.shape) == (2, (20, 48))
+    stored = numbers(place.shape)
+    ((name, part),) = place.load(stored)
+    assert name == "layers.1.mlp.experts.gate.weight"
+    np.testing.assert_array_equal(part, stored)
+    assert found["1.1.up.bias"].shape == (20,)
+
+
+def test_an_experts_tensor_may_hold_two_of_our_parameters():
+    pair = ("layers.{n}.mlp.experts.gate", "layers.{n}.mlp.experts.up")
+    rows = (ROUTER, CORRECTION, Row(pair, "{n}.{i}.gate_up"))
+    found = by_name(places(spec_of(), EXPERTS, Dialect("pairs", rows)))
+    place = found["1.1.gate_up.weight"]
+    assert place.shape == (40, 48)
+    stored = numbers((40, 48))
+    parts = dict(place.load(stored))
+    np.testing.assert_array_equal(parts["layers.1.mlp.experts.up.weight"], stored[20:])
+
+
+def test_all_experts_in_one_tensor_are_split_along_their_rows():
+    weights = tuple(f"layers.{{n}}.mlp.experts.{m}.weight" for m in ("gate", "up"))
+    biases = tuple(f"layers.{{n}}.mlp.experts.{m}.bias" for m in ("gate", "up"))
+    transposed, interleaved = Chain((Interleaved(1), Transposed())), Interleaved(1)
+    rows = (
+        ROUTER, CORRECTION,
+        Row(weights, "{n}.gate_up_proj", transposed, axis=1),
+        Row(biases, "{n}.gate_up_proj_bias", interleaved, axis=1),
+    )  # fmt: skip
+    found = by_name(places(spec_of(), EXPERTS, Dialect("all", rows)))
+    assert found["1.gate_up_proj"].shape == (3, 48, 40)
+    assert found["1.gate_up_proj_bias"].shape == (3, 40)
+    stored = numbers((3, 48, 40))
+    parts = dict(found["1.gate_up_proj"].load(stored))
+    np.testing.assert_array_equal(parts["layers.1.mlp.experts.up.weight"], stored[:, :, 1::2].swapaxes(1, 2))
+
+
+def test_more_tensors_than_any_checkpoint_has_are_refused_before_they_are_listed():
+    rows = (Row("layers.{n}.mlp.experts.up", "{n}.{i}.up"),)
+    with bounded_work(2), pytest.raises(UnsupportedError, match="1,000,000,000,000 tensors"):
+        places(spec_of(), {"layers.0.mlp.experts.up.weight": (10**12, 5, 7)}, Dialect("each", rows))
+
+
+def test_layers_that_guess_further_tokens_are_ignored_as_a_whole():
+    table = Dialect("drafts", (), drafts=r"(model\.layers\.\d+\.)eh_proj\.weight")
+    names = ["model.layers.2.up.weight", "model.layers.20.up.weight", "model.layers.20.eh_proj.weight"]
+    assert table.ignored_of(names) == set(names[1:])
+
+
+def test_a_prefix_is_read_as_the_tables():
+    table = Dialect("sees", (), prefixes=(("language_model.", ""), ("model.text.", "model.")))
+    assert table.plain("language_model.lm_head.weight") == "lm_head.weight"
+    assert table.plain("model.text.norm.weight") == "model.norm.weight"
+    assert table.plain("vision.norm.weight") == "vision.norm.weight"
+
+
 def test_a_mask_buffer_is_ignored_and_a_bias_is_not():
-    assert HF["gpt2"].ignores("transformer.h.11.attn.bias")
-    assert HF["gpt2"].ignores("h.0.attn.masked_bias")
-    assert not HF["gpt2"].ignores("transformer.h.11.attn.c_attn.bias")
-    assert HF["llama"].ignores("model.layers.3.self_attn.rotary_emb.inv_freq")
-    assert not HF["llama"].ignores("model.layers.3.self_attn.q_proj.weight")
-    assert GGUF["llama"].ignores("rope_freqs.weight")
-    assert not GGUF["llama"].ignores("output.weight")
+    for table, ignored, kept in (
+        (HF["gpt2"], "transformer.h.11.attn.bias", "transformer.h.11.attn.c_attn.bias"),
+        (HF["gpt2"], "h.0.attn.masked_bias", "h.0.attn.c_attn.weight"),
+        (
+            HF["llama"],
+            "model.layers.3.self_attn.rotary_emb.inv_freq",
+            "model.layers.3.self_attn.q_proj.weight",
+        ),
+        (GGUF["llama"], "rope_freqs.weight", "output.weight"),
+    ):
+        assert table.ignored_of([ignored, kept]) == {ignored}
 
 
 def test_a_parameter_without_a_name_is_refused():

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from openbook.sources import Source
-from openbook.weights.dialects import Identity, RowsPermuted
+from openbook.weights.dialects import Identity, Place, RowsPermuted
 from openbook.weights.tensors import QUANTISED, GgufTensors
 from openbook.weights.verify import check
 
@@ -32,9 +32,16 @@ def quantised_matrices(source: Source) -> dict[str, Blocks]:
     tensors = GgufTensors(source.weights)
     found: dict[str, Blocks] = {}
     for row in check(source, tensors):
-        if row.place is None or row.stored is None or row.stored.dtype not in QUANTISED:
+        place, stored = row.place, row.stored
+        if place is None or stored is None or stored.dtype not in QUANTISED:
             continue
-        if len(row.place.shape) == 2 and isinstance(row.place.transform, Identity | RowsPermuted):
-            for name, data in row.place.load(tensors.read_blocks(row.stored.name)):
-                found[name] = Blocks(row.stored.dtype, data)
+        if _keeps_rows(place):
+            for name, data in place.load(tensors.read_blocks(stored.name)):
+                found[name] = Blocks(stored.dtype, data)
     return found
+
+
+def _keeps_rows(place: Place) -> bool:
+    """Whether the parameters are whole matrices whose rows lie in the file as rows."""
+    whole = len(place.shape) == 2 and place.axis == 0 and place.index is None
+    return whole and isinstance(place.transform, Identity | RowsPermuted)

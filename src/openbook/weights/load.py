@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -76,9 +76,10 @@ def load_decoder(
     if not force:
         check_fit(f"this model in {_short(dtype)}", _bytes_to_allocate(found, dtype, device), str(device))
 
-    parameters = _read_all(found, tensors, dtype, device, allow_nonfinite, progress)
     with torch.device("meta"), _NoInit():
         decoder = Decoder(spec)
+    shapes = {name: tuple(parameter.shape) for name, parameter in decoder.named_parameters()}
+    parameters = _read_all(found, shapes, tensors, dtype, device, allow_nonfinite, progress)
     if spec.head.tied:
         parameters["head.weight"] = parameters["embed.weight"]
     decoder.load_state_dict(parameters, strict=True, assign=True)
@@ -148,6 +149,7 @@ Fault = Literal["nonfinite", "overflow"]
 
 def _read_all(
     found: Sequence[Found],
+    shapes: Mapping[str, tuple[int, ...]],
     tensors: Tensors,
     dtype: torch.dtype,
     device: torch.device,
@@ -156,10 +158,17 @@ def _read_all(
 ) -> dict[str, Tensor]:
     """Every parameter by name. Tensors are read side by side, since decoding one keeps one core busy."""
     total, done = sum(stored.nbytes for _, stored in found), 0
-    parameters: dict[str, Tensor] = {}
+    in_parts = {name for place, _ in found if place.index is not None for name in place.parameters}
+    parameters = {name: torch.empty(shapes[name], dtype=dtype, device=device) for name in in_parts}
+
+    def read(item: Found) -> tuple[dict[str, Tensor], Fault | None]:
+        parts = _load(item, tensors, dtype, device, parameters)
+        fault = _fault_of(item, parts, tensors, dtype, allow_nonfinite)
+        return ({} if item[0].index is not None else parts), fault
+
     faults: dict[Fault, list[str]] = {"nonfinite": [], "overflow": []}
     with _one_thread_a_tensor() as n_tensors, ThreadPoolExecutor(n_tensors) as pool:
-        results = pool.map(lambda item: _read(item, tensors, dtype, device, allow_nonfinite), found)
+        results = pool.map(read, found)
         for (_, stored), (parts, fault) in zip(found, results, strict=True):
             parameters |= parts
             if fault:
@@ -187,21 +196,29 @@ def _one_thread_a_tensor() -> Iterator[int]:
         torch.set_num_threads(threads)
 
 
-def _read(
-    found: Found, tensors: Tensors, dtype: torch.dtype, device: torch.device, allow_nonfinite: bool
-) -> tuple[dict[str, Tensor], Fault | None]:
-    """The parameters that one stored tensor holds, and what is wrong with their values."""
+def _load(
+    found: Found, tensors: Tensors, dtype: torch.dtype, device: torch.device, whole: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """The parameters that one stored tensor holds; or its index of each, written into the `whole` ones."""
     place, stored = found
-    values = tensors.read(stored.name, decoded=dtype)
-    parts = {name: part.to(device, dtype) for name, part in place.load(values)}
+    values = place.load(tensors.read(stored.name, decoded=dtype))
+    if place.index is not None:
+        return {name: whole[name][place.index].copy_(part) for name, part in values}
+    parts = {name: part.to(device, dtype) for name, part in values}
     if len(parts) > 1:  # slices of one storage look like tied weights to whoever saves them
         parts = {name: part.clone(memory_format=torch.contiguous_format) for name, part in parts.items()}
-    parts = {name: part.contiguous() for name, part in parts.items()}
+    return {name: part.contiguous() for name, part in parts.items()}
+
+
+def _fault_of(
+    found: Found, parts: Mapping[str, Tensor], tensors: Tensors, dtype: torch.dtype, allow_nonfinite: bool
+) -> Fault | None:
+    """What is wrong with the values that were read."""
     if (allow_nonfinite and dtype != torch.float16) or all(map(is_finite, parts.values())):
-        return parts, None
-    if is_finite(tensors.read(stored.name)):
-        return parts, "overflow"
-    return parts, None if allow_nonfinite else "nonfinite"
+        return None
+    if is_finite(tensors.read(found[1].name)):
+        return "overflow"
+    return None if allow_nonfinite else "nonfinite"
 
 
 def _bytes_to_allocate(found: Sequence[Found], dtype: torch.dtype, device: torch.device) -> int:
@@ -214,5 +231,6 @@ def _bytes_to_allocate(found: Sequence[Found], dtype: torch.dtype, device: torch
             and PLAIN.get(stored.dtype) == _short(dtype)
             and isinstance(place.transform, Identity)
             and len(place.parameters) == 1
+            and place.index is None
         )
     )

@@ -148,7 +148,9 @@ def _places(spec: ModelSpec, dialect: Dialect) -> list[Place]:
 @torch.no_grad()
 def _stored(place: Place, decoder: Decoder, dtype: torch.dtype) -> Tensor:
     """The container's tensor, in its arrangement and on the CPU."""
-    joined = torch.cat([decoder.get_parameter(name).detach() for name in place.parameters])
+    parts = [decoder.get_parameter(name).detach() for name in place.parameters]
+    parts = parts if place.index is None else [part[place.index] for part in parts]
+    joined = torch.cat(parts, dim=place.axis) if len(parts) > 1 else parts[0]
     tensor = place.transform.store(joined).to("cpu", dtype).contiguous()
     if not is_finite(tensor) and is_finite(joined):
         raise OverflowError(f"{place.stored} holds numbers beyond the range of {dtype}: take bf16 or fp32")

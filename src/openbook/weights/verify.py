@@ -6,7 +6,7 @@ No torch is imported here: reading a header must not cost a second.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -82,20 +82,42 @@ def check(source: Source, tensors: Tensors) -> list[Checked]:
 
     Raises `UnsupportedError` if the file's format has no name for a parameter.
     """
-    stored, dialect = tensors.stored, _dialect_of(source)
-    base = dialect.base if not any(name.startswith(dialect.base) for name in stored) else ""
+    stored = tensors.stored
     shapes = {row.name: row.shape for row in ledger(source.spec).tensors}
-    rows = []
-    for place in places(source.spec, shapes, dialect):
-        name = place.stored.removeprefix(base)
-        rows.append(_compare(name, place, stored.get(name)))
+    dialect, wanted = _layout_of(source, shapes, stored)
+    found = _spelled(dialect, stored)
+    rows = [_compare(place, found.get(place.stored)) for place in wanted]
     if source.spec.head.tied:
         rows = _share_head(rows)
-    wanted = {row.stored.name for row in rows if row.stored}
+    matched = {row.stored.name for row in rows if row.stored}
+    ignored = dialect.ignored_of(stored)
     for name, tensor in stored.items():
-        if name not in wanted:
-            rows.append(Checked(name, "ignored" if dialect.ignores(name) else "unexpected", stored=tensor))
+        if name not in matched:
+            rows.append(Checked(name, "ignored" if name in ignored else "unexpected", stored=tensor))
     return rows
+
+
+def _layout_of(
+    source: Source, shapes: Mapping[str, tuple[int, ...]], stored: Mapping[str, Stored]
+) -> tuple[Dialect, list[Place]]:
+    """The dialect of the file, and where it wants the parameters: of several layouts, the one that
+    names most of the file's tensors."""
+    dialect = _dialect_of(source)
+    layouts = [(layout, places(source.spec, shapes, layout)) for layout in (dialect, *dialect.also)]
+
+    def named(layout: tuple[Dialect, list[Place]]) -> int:
+        found = _spelled(layout[0], stored)
+        return sum(place.stored in found for place in layout[1])
+
+    return max(layouts, key=named) if dialect.also else layouts[0]
+
+
+def _spelled(dialect: Dialect, stored: Mapping[str, Stored]) -> dict[str, Stored]:
+    """The file's tensors under the names that the table has for them."""
+    plain = {dialect.plain(name): tensor for name, tensor in stored.items()}
+    if not any(name.startswith(dialect.base) for name in plain):
+        plain |= {dialect.base + name: tensor for name, tensor in plain.items()}
+    return plain
 
 
 def _dialect_of(source: Source) -> Dialect:
@@ -107,7 +129,7 @@ def _dialect_of(source: Source) -> Dialect:
     return tables[source.family]
 
 
-def _compare(name: str, place: Place, stored: Stored | None) -> Checked:
+def _compare(place: Place, stored: Stored | None) -> Checked:
     status: Status = "ok"
     if stored is None:
         status = "missing"
@@ -115,7 +137,7 @@ def _compare(name: str, place: Place, stored: Stored | None) -> Checked:
         status = "shape"
     elif stored.dtype not in READABLE:
         status = "dtype"
-    return Checked(name, status, place, stored)
+    return Checked(stored.name if stored else place.stored, status, place, stored)
 
 
 def _share_head(rows: list[Checked]) -> list[Checked]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,46 +11,28 @@ from openbook.spec.model import Block, ModelSpec
 from openbook.spec.reader import UnsupportedError
 from openbook.weights.dialects.transforms import Identity, Shape, Transform
 
-_IDENTITY = Identity()
-
-
-@dataclass(frozen=True)
-class RowsPermuted:
-    """Rotary pairs made neighbours: llama.cpp's llama rotates rows 2i, 2i+1 where we rotate i, i+K/2.
-
-    Within each head the rows [0..7] are stored as [0, 4, 1, 5, 2, 6, 3, 7]. `heads` is the number of
-    heads of this very tensor: the key/value heads for a key.
-    """
-
-    heads: int
-
-    def stored_shape(self, shape: Shape) -> Shape:
-        return shape
-
-    def load(self, stored: Any) -> Any:
-        return self._swap(stored, (-1, 2))
-
-    def store(self, ours: Any) -> Any:
-        return self._swap(ours, (2, -1))
-
-    def _swap(self, rows: Any, pairs: tuple[int, int]) -> Any:
-        split = rows.reshape(self.heads, *pairs, *rows.shape[1:])
-        return split.swapaxes(1, 2).reshape(rows.shape)
-
-
-# --- tables -------------------------------------------------------------------------------------
-
+MAX_TENSORS = 1_000_000
+"""Ten times what the largest checkpoints hold; a model that would need more is refused unlisted."""
 
 _IDENTITY = Identity()
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table: our modules, the container's tensor, the arrangement (fixed, or by block)."""
+    """One line of a table: what we have, the container's tensor, the arrangement.
+
+    Both names are of modules, and whatever suffix a parameter has (`.weight`, `.bias`) is the same on
+    both sides; or both are of parameters, in full. `{n}` is the layer. An `{i}` in the container's name
+    stands for one stored tensor for each index of our first axis, such as each expert's own matrix.
+
+    Of several modules the parts lie one after another in one stored tensor, along `axis` of it, which is
+    the axis before the transform. The container's name and the transform may depend on the block.
+    """
 
     ours: str | tuple[str, ...]
-    theirs: str
+    theirs: str | Callable[[Block], str]
     transform: Transform | Callable[[Block], Transform] = _IDENTITY
+    axis: int = 0
 
     @property
     def modules(self) -> tuple[str, ...]:
@@ -62,43 +44,69 @@ class Dialect:
     """A table and what surrounds it.
 
     `base` is the prefix that a file may lack throughout (a checkpoint of the model without its head).
-    `ignored` matches tensors that hold no weights: masks and tables that a program can compute.
+    `ignored` matches tensors that the model does without: masks and tables that a program can compute,
+    and other models in the same file, such as the one that sees. `drafts` matches, in a layer that guesses
+    further tokens and is no part of the model, a tensor that only such layers have; its group is the
+    prefix of the whole layer. `prefixes` are (a file's prefix, the table's instead): the text model of a
+    model that also sees has its names below another. `also` are other layouts of the same model that
+    files are found in; they are read but never written.
     """
 
     name: str
     rows: tuple[Row, ...]
     base: str = ""
     ignored: str = r"(?!)"
+    drafts: str = r"(?!)"
+    prefixes: tuple[tuple[str, str], ...] = ()
+    also: tuple[Dialect, ...] = ()
 
-    def ignores(self, stored: str) -> bool:
-        """Whether a file may hold this tensor although the model has no parameter for it."""
-        return re.fullmatch(self.ignored, stored) is not None
+    def plain(self, stored: str) -> str:
+        """A file's name as the table spells it."""
+        for found, meant in self.prefixes:
+            if stored.startswith(found):
+                return meant + stored.removeprefix(found)
+        return stored
+
+    def ignored_of(self, stored: Iterable[str]) -> set[str]:
+        """Those of a file's tensors that it may hold although the model has no parameter for them."""
+        plain = {name: self.plain(name) for name in stored}
+        layers = tuple(m[1] for name in plain.values() if (m := re.fullmatch(self.drafts, name)))
+        return {
+            name
+            for name, meant in plain.items()
+            if re.fullmatch(self.ignored, meant) or meant.startswith(layers)
+        }
 
 
 @dataclass(frozen=True)
 class Place:
-    """One stored tensor and the parameters it holds, whose rows follow each other."""
+    """One stored tensor and the parameters it holds, or their elements at `index` of the first axis.
+
+    They follow each other along `axis`, each as long there as `sizes` says.
+    """
 
     stored: str
     shape: Shape
     parameters: tuple[str, ...]
-    rows: tuple[int, ...]
+    sizes: tuple[int, ...]
     transform: Transform
+    axis: int = 0
+    index: int | None = None
 
     def load(self, stored: Any) -> Iterator[tuple[str, Any]]:
         """Each parameter's name and its elements in our arrangement, as views where strides allow it."""
         joined = self.transform.load(stored)
         start = 0
-        for name, rows in zip(self.parameters, self.rows, strict=True):
-            yield name, joined[start : start + rows]
-            start += rows
+        for name, size in zip(self.parameters, self.sizes, strict=True):
+            yield name, joined[(slice(None),) * self.axis + (slice(start, start + size),)]
+            start += size
 
 
 def places(spec: ModelSpec, shapes: Mapping[str, Shape], dialect: Dialect) -> list[Place]:
     """Where every parameter of the model lies in a file of this dialect, in the order of `shapes`.
 
     `shapes` are the ledger's rows, name → shape. Raises `UnsupportedError` for a parameter that the dialect
-    has no name for: such a model cannot be kept in such a file.
+    has no name for, or for more than `MAX_TENSORS`: such a model cannot be kept in such a file.
     """
     row_of = {module: row for row in dialect.rows for module in row.modules}
     found: list[Place] = []
@@ -106,42 +114,62 @@ def places(spec: ModelSpec, shapes: Mapping[str, Shape], dialect: Dialect) -> li
     for name in shapes:
         if name in done:
             continue
-        module, _, suffix = name.rpartition(".")
-        pattern, layer = _generic(module)
-        row = row_of.get(pattern)
+        pattern, layer = _generic(name)
+        row, suffix = row_of.get(pattern), ""
+        if row is None:
+            module, _, suffix = pattern.rpartition(".")
+            row, suffix = row_of.get(module), f".{suffix}"
         if row is None:
             raise UnsupportedError(
                 f"the {dialect.name} format has no tensor for {name}, so it cannot hold this model"
             )
-        names = tuple(f"{m.replace('{n}', str(layer))}.{suffix}" for m in row.modules)
+        names = tuple(f"{m.replace('{n}', str(layer))}{suffix}" for m in row.modules)
         absent = [n for n in names if n not in shapes]
         if absent:
             raise UnsupportedError(
                 f"the {dialect.name} format keeps {', '.join(names)} in one tensor, but this model has no "
                 f"{', '.join(absent)}"
             )
-        transform = row.transform
-        if callable(transform):
-            transform = transform(spec.layers[layer])
-        found.append(
-            Place(
-                stored=f"{row.theirs.replace('{n}', str(layer))}.{suffix}",
-                shape=transform.stored_shape(_joined(*(shapes[n] for n in names))),
-                parameters=names,
-                rows=tuple(shapes[n][0] for n in names),
-                transform=transform,
-            )
-        )
+        block = spec.layers[layer]
+        theirs = row.theirs if isinstance(row.theirs, str) else row.theirs(block)
+        stored = f"{theirs.replace('{n}', str(layer))}{suffix}"
+        transform = row.transform(block) if callable(row.transform) else row.transform
+        _check_number(dialect, len(found) + (shapes[name][0] if "{i}" in stored else 1))
+        found += _places_of(stored, {n: shapes[n] for n in names}, transform, row.axis)
         done.update(names)
     return found
 
 
-def _generic(module: str) -> tuple[str, int]:
-    """'layers.3.attn.q' → ('layers.{n}.attn.q', 3); a module outside the layers keeps its name."""
-    match = re.match(r"layers\.(\d+)\.", module)
-    return (f"layers.{{n}}.{module[match.end() :]}", int(match[1])) if match else (module, -1)
+def _places_of(stored: str, shapes: Mapping[str, Shape], transform: Transform, axis: int) -> Iterator[Place]:
+    """The one tensor of these parameters, or one for each index of their first axis."""
+    names = tuple(shapes)
+    if "{i}" not in stored:
+        sizes = tuple(shape[axis] for shape in shapes.values())
+        shape = transform.stored_shape(_joined(shapes[names[0]], axis, sum(sizes)))
+        yield Place(stored, shape, names, sizes, transform, axis)
+        return
+    parts = {name: shape[1:] for name, shape in shapes.items()}
+    sizes = tuple(shape[axis] for shape in parts.values())
+    shape = transform.stored_shape(_joined(parts[names[0]], axis, sum(sizes)))
+    for index in range(shapes[names[0]][0]):
+        yield Place(stored.replace("{i}", str(index)), shape, names, sizes, transform, axis, index)
 
 
-def _joined(*shapes: Shape) -> Shape:
-    """The shape of these parameters laid one after another along their rows."""
-    return (sum(shape[0] for shape in shapes), *shapes[0][1:])
+def _joined(shape: Shape, axis: int, size: int) -> Shape:
+    """The shape of parameters laid one after another along `axis`, where together they have `size`."""
+    return (*shape[:axis], size, *shape[axis + 1 :])
+
+
+def _generic(name: str) -> tuple[str, int]:
+    """'layers.3.attn.q.weight' → ('layers.{n}.attn.q.weight', 3); a name outside the layers is kept, and
+    its layer is the last one, whose block nobody asks for."""
+    match = re.match(r"layers\.(\d+)\.", name)
+    return (f"layers.{{n}}.{name[match.end() :]}", int(match[1])) if match else (name, -1)
+
+
+def _check_number(dialect: Dialect, number: int) -> None:
+    if number > MAX_TENSORS:
+        raise UnsupportedError(
+            f"the {dialect.name} format would need {number:,} tensors for this model, more than the "
+            f"{MAX_TENSORS:,} that are read: are the numbers of layers and experts right?"
+        )
