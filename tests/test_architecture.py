@@ -48,7 +48,9 @@ RULES = {
     "native": Rule(own="models spec ledger model weights", libraries="torch jaxtyping"),
     "infer": Rule(own="spec ledger model native", libraries="torch jaxtyping"),
     "train": Rule(own="spec ledger model weights infer plan", libraries="torch jaxtyping numpy safetensors"),
-    "trace": Rule(own="spec ledger model infer", libraries="torch jaxtyping"),
+    "trace": Rule(
+        own="spec sources ledger model weights infer", libraries="torch jaxtyping", inside="transformers"
+    ),
     "lm": Rule(own="files spec sources ledger text model weights native infer trace", libraries="torch"),
     "bench": Rule(own="spec ledger model weights native infer lm", libraries="torch", inside="transformers"),
     "serve": Rule(

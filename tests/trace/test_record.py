@@ -1,0 +1,167 @@
+"""Recording our own model: which steps there are, what their tensors hold, and that nothing else changes."""
+
+import pytest
+import torch
+
+from openbook.infer import Cache
+from openbook.ledger import Workload, ledger
+from openbook.model import ExplicitCore, FusedCore
+from openbook.trace import Statistics, Trace, record
+from openbook.trace.record import RecordingCore
+from variants import VARIANTS, noisy_decoder, random_ids
+
+BATCH, NEW = 3, 11
+
+
+@pytest.fixture(params=VARIANTS)
+def name(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def booked(spec, new: int = NEW, past: int = 0, batch: int = BATCH):
+    return ledger(spec, "fp32").ops(Workload("prefill", batch, new, past, last_only=False))
+
+
+# --- names, order, shapes -----------------------------------------------------------------------
+
+
+def test_every_step_of_the_ledger_is_recorded_in_its_order_and_shape(name: str):
+    spec = VARIANTS[name]
+    trace = record(noisy_decoder(spec), random_ids(spec, BATCH, NEW))
+    assert [(step.name, step.shape) for step in trace] == [(row.name, row.out_shape) for row in booked(spec)]
+
+
+def test_steps_after_a_cache_have_the_ledgers_shapes(name: str):
+    spec = VARIANTS[name]
+    decoder, ids = noisy_decoder(spec), random_ids(spec, BATCH, NEW)
+    cache = Cache(spec, BATCH, NEW)
+    for past, new in ((0, 4), (4, 3), (7, 1)):
+        trace = record(decoder, ids[:, past : past + new], cache=cache)
+        rows = booked(spec, new, past)
+        assert [step.name for step in trace] == [row.name for row in rows]
+        for step, row in zip(trace, rows, strict=True):
+            if "S" not in step.axes:  # a window's cache hands out fewer keys than there are tokens
+                assert (step.name, step.shape) == (row.name, row.out_shape)
+        for layer, keys in trace.keys.items():
+            assert keys.shape == (BATCH, trace.tensor(f"layers.{layer}.attn.scores").shape[-1])
+
+
+def test_the_axes_are_the_ledgers_letters():
+    spec = VARIANTS["llama"]
+    steps = {step.name: step for step in record(noisy_decoder(spec), random_ids(spec, 1, 4))}
+    assert steps["layers.2.attn.q"].axes == ("B", "T", "H·K")
+    assert steps["layers.2.attn.probs"].axes == ("B", "H", "T", "S")
+    assert (steps["layers.2.attn.q"].layer, steps["layers.2.attn.q"].local) == (2, "attn.q")
+    assert (steps["head"].layer, steps["head"].local) == (None, "head")
+
+
+# --- the tensors --------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def test_the_head_step_is_the_logits_of_a_run_nobody_looks_at_bit_for_bit(name: str):
+    for dtype in (torch.float32, torch.bfloat16):
+        decoder = noisy_decoder(VARIANTS[name], dtype)
+        ids = random_ids(decoder.spec, BATCH, NEW)
+        assert torch.equal(record(decoder, ids).tensor("head"), decoder(ids))
+
+
+@torch.no_grad()
+def test_a_parts_output_follows_from_the_recorded_parts_before_it(name: str):
+    """The additions to the stream, the masks and the softmax, none of which is a module of the model."""
+    decoder = noisy_decoder(VARIANTS[name])
+    trace = record(decoder, random_ids(decoder.spec, BATCH, NEW))
+    causal = torch.ones(NEW, NEW, dtype=torch.bool).tril()
+    x = last_before_the_layers(trace)
+    for i, block in enumerate(decoder.spec.layers):
+
+        def step(name: str, i: int = i) -> torch.Tensor:
+            return trace.tensor(f"layers.{i}.{name}")
+
+        attended = step("attn_out_norm" if block.attn_out_norm else "attn.o")
+        torch.testing.assert_close(step("attn_add"), x + attended * block.residual_scale)
+        masked, probs = step("attn.masked"), step("attn.probs")
+        assert not masked.isfinite()[..., ~causal].any()
+        assert masked.isfinite().diagonal(dim1=-2, dim2=-1).all()
+        assert torch.equal(masked[masked.isfinite()], step("attn.scores")[masked.isfinite()])
+        assert (probs.sum(-1) <= 1 + 1e-6).all()
+        assert torch.equal(probs > 0, masked.isfinite())
+        x = last_of_layer(trace, i)
+    torch.testing.assert_close(decoder.head(decoder.final_norm(x)), trace.tensor("head"))
+
+
+def last_before_the_layers(trace: Trace) -> torch.Tensor:
+    return trace.tensor([s.name for s in trace if s.name in ("embed", "positions", "embed_norm")][-1])
+
+
+def last_of_layer(trace: Trace, layer: int) -> torch.Tensor:
+    return trace.tensor([step.name for step in trace if step.layer == layer][-1])
+
+
+@torch.no_grad()
+def test_the_mix_is_the_fast_cores_and_agrees_with_the_probabilities(name: str):
+    decoder = noisy_decoder(VARIANTS[name])
+    ids = random_ids(decoder.spec, BATCH, NEW)
+    fast = record(decoder, ids)
+    for layer in decoder.layers:
+        layer.attn.core = ExplicitCore()
+    slow = record(decoder, ids)
+    for step in fast:
+        torch.testing.assert_close(fast.tensor(step.name), slow.tensor(step.name), rtol=0, atol=1e-5)
+
+
+def test_padding_is_recorded_as_it_ran():
+    spec = VARIANTS["llama"]
+    positions = torch.tensor([[-2, -1, 0, 1], [0, 1, 2, 3]])
+    trace = record(noisy_decoder(spec), random_ids(spec, 2, 4), positions)
+    masked = trace.tensor("layers.1.attn.masked")
+    assert torch.equal(trace.positions, positions)
+    assert torch.equal(trace.keys[1], positions)
+    assert masked[0, 0, 3].isfinite().tolist() == [False, False, True, True]
+    assert masked[1, 0, 3].isfinite().tolist() == [True] * 4
+
+
+def test_the_parameters_are_the_decoders_own():
+    decoder = noisy_decoder(VARIANTS["gpt2"])
+    trace = record(decoder, random_ids(decoder.spec, 1, 2))
+    assert trace.parameters["head.weight"] is decoder.embed.weight
+    assert set(trace.parameters) == {row.name for row in ledger(decoder.spec).tensors}
+
+
+# --- what is left out, what is left as it was ---------------------------------------------------
+
+
+def test_only_what_is_asked_for_is_kept():
+    decoder = noisy_decoder(VARIANTS["sandwich"])
+    trace = record(decoder, random_ids(decoder.spec, 1, 3), only=lambda name: name.endswith("attn.probs"))
+    assert [step.name for step in trace] == ["layers.0.attn.probs", "layers.1.attn.probs"]
+    assert "layers.0.attn.masked" not in trace
+
+
+def hooks(decoder) -> int:
+    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in decoder.modules())
+
+
+def test_the_model_is_as_before_even_after_a_failure():
+    decoder = noisy_decoder(VARIANTS["parallel"])
+    record(decoder, random_ids(decoder.spec, 1, 3))
+    with pytest.raises(IndexError):
+        record(decoder, torch.tensor([[decoder.spec.vocab_size]]))
+    assert hooks(decoder) == 0
+    assert not any(isinstance(module, RecordingCore) for module in decoder.modules())
+    assert all(type(layer.attn.core) is FusedCore for layer in decoder.layers)
+
+
+# --- statistics ---------------------------------------------------------------------------------
+
+
+def test_statistics_are_of_the_finite_numbers():
+    x = torch.tensor([[3.0, -1.0, torch.inf], [torch.nan, -torch.inf, 4.0]])
+    found = Statistics.of(x)
+    assert (found.low, found.high, found.mean, found.nan, found.inf) == (-1.0, 4.0, 2.0, 1, 2)
+    assert found.std == pytest.approx((14 / 3) ** 0.5)
+    assert found.l2 == pytest.approx(26**0.5)
+
+
+def test_statistics_of_nothing_finite_are_zero():
+    assert Statistics.of(torch.full((2, 3), -torch.inf)) == Statistics(0.0, 0.0, 0.0, 0.0, 0.0, 0, 6)
