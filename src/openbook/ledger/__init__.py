@@ -14,15 +14,15 @@ from functools import cached_property
 from openbook.ledger import memory as _memory
 from openbook.ledger import ops as _ops
 from openbook.ledger import tensors as _tensors
-from openbook.ledger.memory import RECIPES, Memory, MemoryRow, Recipe
+from openbook.ledger.memory import RECIPES, CacheRow, Memory, MemoryRow, Recipe
 from openbook.ledger.ops import CONVENTIONS, Convention, OpRow, Totals, Workload
 from openbook.ledger.tensors import DEFINITIONS, DTYPES, LedgerError, Params, Section, TensorRow
-from openbook.spec.model import ModelSpec
+from openbook.spec.model import Experts, LatentAttention, ModelSpec
 
 __all__ = [
     "CONVENTIONS", "DEFINITIONS", "DTYPES", "RECIPES",
-    "Ledger", "LedgerError", "Memory", "MemoryRow", "OpRow", "Params", "Recipe", "Section", "TensorRow",
-    "Totals", "Workload", "ledger",
+    "CacheRow", "Ledger", "LedgerError", "Memory", "MemoryRow", "OpRow", "Params", "Recipe", "Section",
+    "TensorRow", "Totals", "Workload", "ledger",
 ]  # fmt: skip
 
 
@@ -78,8 +78,20 @@ class Ledger:
         return list(_ops.op_rows(self.op_sections(workload), self.spec.n_layers))
 
     def totals(self, workload: Workload) -> Totals:
-        """FLOPs and bytes of all steps together; `workload.conventions()` says what they mean."""
+        """FLOPs and bytes of all steps together; `conventions` says what they mean."""
         return _ops.sum_ops(self.op_sections(workload), workload)
+
+    def conventions(self, workload: Workload) -> list[str]:
+        """What has to be said beside a total of FLOPs and bytes of this model."""
+        said = workload.conventions()
+        if any(isinstance(block.mlp, Experts) for block, _ in self.kinds):
+            router = self.totals(workload).router_flops
+            said += [f"routers in ({router:,})", "at most min(E, B·T·A) experts' weights are read"]
+        latent = [block.attn for block, _ in self.kinds if isinstance(block.attn, LatentAttention)]
+        if latent:
+            absorbed = latent[0].absorbs(workload.new, workload.past)
+            said.append(f"latents {'met by absorbed queries' if absorbed else 'expanded to keys and values'}")
+        return said
 
     def flops_per_token(self, position: int = 0) -> int:
         """Forward FLOPs of one token that comes after `position` cached ones, its logits included.
@@ -118,17 +130,27 @@ class Ledger:
     def _cache_dtype(self, dtype: str | None) -> str:
         return Workload().activation_dtype(self.dtype) if dtype is None else _tensors.dtype_name(dtype)
 
-    def kv_bytes_per_token(self, dtype: str | None = None) -> int:
-        """Bytes that one token adds to the KV cache of all layers, windows ignored."""
-        return _memory.kv_bytes_per_token(self.kinds, self._cache_dtype(dtype))
-
-    def kv_bytes(self, batch: int, length: int, dtype: str | None = None, windows: bool = True) -> int:
-        """Bytes of the KV cache of `batch` sequences of `length` tokens.
+    def cache(
+        self, batch: int = 1, length: int = 1, dtype: str | None = None, windows: bool = True
+    ) -> list[CacheRow]:
+        """The KV cache of `batch` sequences of `length` tokens, by what the layers keep of a token.
 
         A layer with a window holds at most that many tokens; `windows=False` prices a cache that holds
         all tokens in every layer.
         """
-        return _memory.kv_bytes(self.kinds, batch, length, self._cache_dtype(dtype), windows)
+        return _memory.cache_rows(self.kinds, batch, length, self._cache_dtype(dtype), windows)
+
+    def kv_bytes(self, batch: int, length: int, dtype: str | None = None, windows: bool = True) -> int:
+        """Bytes of the whole cache: latent attention keeps its latents, windows hold what they show."""
+        return sum(row.bytes for row in self.cache(batch, length, dtype, windows))
+
+    def kv_bytes_per_token(self, dtype: str | None = None) -> int:
+        """Bytes that one token adds to the KV cache of all layers, windows ignored."""
+        return self.kv_bytes(1, 1, dtype, windows=False)
+
+    def kv_bytes_per_token_expanded(self, dtype: str | None = None) -> int:
+        """The same if latent attention kept the keys and values of every head, as some programs do."""
+        return sum(row.expanded_bytes for row in self.cache(1, 1, dtype, windows=False))
 
     def memory(self, workload: Workload, recipe: Recipe | str | None = None) -> Memory:
         """What the workload holds in memory at once, item by item.

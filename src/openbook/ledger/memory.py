@@ -27,10 +27,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
-from openbook.ledger.ops import OpRow, Workload
-from openbook.ledger.tensors import LayerKinds, LedgerError, Section, dtype_name, nbytes, sum_sections
-from openbook.spec.model import ModelSpec
+from openbook.ledger.ops import OpRow, Workload, window_size
+from openbook.ledger.tensors import (
+    LayerKinds,
+    LedgerError,
+    Section,
+    block_numbers,
+    dtype_name,
+    evaluate,
+    nbytes,
+    sum_sections,
+)
+from openbook.spec.model import Attention, LatentAttention, ModelSpec
 
 # --- training recipes ---------------------------------------------------------------------------
 
@@ -82,23 +92,66 @@ def default_recipe(dtype: str) -> Recipe:
 # --- the cache ----------------------------------------------------------------------------------
 
 
-def kv_bytes_per_token(kinds: LayerKinds, dtype: str) -> int:
-    """Bytes that one more token adds to the cache of every layer: 2·G·K each, windows ignored."""
-    return sum(len(layers) * nbytes(2 * block.attn.kv_width, dtype) for block, layers in kinds)
+@dataclass(frozen=True, slots=True)
+class CacheRow:
+    """What the layers that keep the same of a token hold together.
 
-
-def kv_bytes(kinds: LayerKinds, batch: int, length: int, dtype: str, windows: bool = True) -> int:
-    """Bytes of a cache for `batch` sequences of `length` tokens.
-
-    A layer with a window W needs min(length, W) tokens; with `windows` false it is given them all, as a
-    cache with one capacity for all layers does.
+    A token takes `token_bytes` in one layer, `formula` values. Each sequence has `cells` tokens: all of
+    them, or as many as the layer's `window` is wide. `bytes` is for all sequences and layers;
+    `expanded_bytes` for the same tokens with latents kept as the keys and values of every head.
     """
-    total = 0
+
+    layers: tuple[int, ...]
+    form: Literal["keys and values", "latents"]
+    formula: str
+    token_bytes: int
+    window: int | None
+    cells: int
+    bytes: int
+    expanded_bytes: int
+
+
+def cache_rows(
+    kinds: LayerKinds, batch: int, length: int, dtype: str, windows: bool = True
+) -> list[CacheRow]:
+    """The cache of `batch` sequences of `length` tokens, by what its layers keep.
+
+    A layer with a window W, or chunks of W, needs min(length, W) tokens; with `windows` false it is given
+    them all, as a cache with one capacity for all layers does.
+    """
+    merged: dict[tuple[str, int, int, int | None], list[int]] = {}
     for block, layers in kinds:
-        window = block.attn.window
-        cells = min(length, window) if windows and window is not None else length
-        total += len(layers) * nbytes(2 * batch * cells * block.attn.kv_width, dtype)
-    return total
+        formula, expanded = _kept_of_a_token(block.attn)
+        numbers = block_numbers(block)
+        window = window_size(block.attn.window)
+        key = (formula, evaluate(formula, numbers), evaluate(expanded, numbers), window)
+        merged.setdefault(key, []).extend(layers)
+    rows = []
+    for (formula, values, expanded, window), layers in merged.items():
+        cells = length if window is None or not windows else min(length, window)
+        rows.append(
+            CacheRow(
+                layers=tuple(sorted(layers)),
+                form="keys and values" if formula == _KEYS_AND_VALUES else "latents",
+                formula=formula,
+                token_bytes=nbytes(values, dtype),
+                window=window,
+                cells=cells,
+                bytes=len(layers) * nbytes(batch * cells * values, dtype),
+                expanded_bytes=len(layers) * nbytes(batch * cells * expanded, dtype),
+            )
+        )
+    return rows
+
+
+_KEYS_AND_VALUES = "2·G·K"
+
+
+def _kept_of_a_token(attn: Attention | LatentAttention) -> tuple[str, str]:
+    """The values that a token adds to one layer's cache: as they are kept, and with latents expanded."""
+    if isinstance(attn, Attention):
+        return _KEYS_AND_VALUES, _KEYS_AND_VALUES
+    return "(C+R)", "H·(N+R+U)"
 
 
 # --- the account --------------------------------------------------------------------------------
@@ -155,7 +208,7 @@ def memory_of(
             MemoryRow("logits_fp32", nbytes(n_logits, "fp32"), "the loss's fp32 copy of the logits"),
         )
         return Memory(rows, recipe)
-    cache = kv_bytes(kinds, w.batch, w.seen, activations)
+    cache = sum(row.bytes for row in cache_rows(kinds, w.batch, w.seen, activations))
     # A fused core forms its scores tile by tile, and the logits have a row of their own.
     unseen = ("head", "attn.scores", "attn.masked", "attn.probs")[: 4 if w.core == "fused" else 1]
     largest = max(row.activation_bytes for section in ops for row in section.rows if row.name not in unseen)

@@ -12,7 +12,16 @@ Attention is the one place where honest authors differ, so its convention has a 
              is exactly half of the square, as papers and benchmarks state "causal" FLOPs.
     full     the whole rectangle, T·S. What a kernel that skips nothing executes.
 
-A window W is honoured in all three: no query is charged more than W keys (full: T·min(S, W)).
+A window W is honoured in all three: no query is charged more than W keys (full: T·min(S, W)). In chunks of
+W a query sees its own chunk up to itself; `full` charges min(S, W) keys there as well.
+
+Of E experts a token is charged the A that it uses. The router is a matrix like another and counted;
+`Totals.router_flops` says how much of the total it is, since some authors leave it out. Latent attention
+(`LatentAttention.absorbs` says which) either expands every visible latent into keys and values, or
+multiplies queries and results into the latent space: each is charged what it costs.
+
+Embedding multipliers, soft-caps, clips, temperatures, ALiBi, sinks, residual and logit scales and the choice
+of experts are elementwise: they belong to the step they change and add no FLOPs.
 
 Of a mixed-precision model the matrices, the KV cache and whatever lies between two matrices have the
 workload's dtype. The residual stream, the norms on it, the scores and the probabilities are fp32 in any
@@ -35,6 +44,7 @@ from openbook.ledger.tensors import (
     dtype_name,
     evaluate,
     input_rows,
+    is_routed,
     layer_sections,
     model_numbers,
     nbytes,
@@ -43,7 +53,17 @@ from openbook.ledger.tensors import (
     sum_sections,
     unfold,
 )
-from openbook.spec.model import Block, ModelSpec, Norm
+from openbook.spec.model import (
+    Attention,
+    Block,
+    Chunk,
+    Experts,
+    HeadNorm,
+    LatentAttention,
+    Mlp,
+    ModelSpec,
+    Norm,
+)
 
 Mode = Literal["train", "prefill", "decode"]
 Convention = Literal["causal", "half", "full"]
@@ -124,8 +144,13 @@ class Workload:
         return ["a multiply-add is 2 FLOPs", passes, CONVENTIONS[self.attention], rows, "elementwise 0"]
 
 
-def visible_pairs(new: int, past: int, window: int | None) -> int:
-    """Sum over the new tokens of the keys each one sees: past ones and itself, at most `window`."""
+Window = int | Chunk | None
+
+
+def visible_pairs(new: int, past: int, window: Window) -> int:
+    """Sum over the new tokens of the keys each one sees: past ones and itself, within its window."""
+    if isinstance(window, Chunk):
+        return _pairs_in_chunks(past + new, window.size) - _pairs_in_chunks(past, window.size)
     # The query at position p sees min(p + 1, W) keys; p runs from `past` to `past + new - 1`.
     if window is None or window >= past + new:
         return new * past + new * (new + 1) // 2
@@ -133,10 +158,36 @@ def visible_pairs(new: int, past: int, window: int | None) -> int:
     return growing * past + growing * (growing + 1) // 2 + (new - growing) * window
 
 
-def read_keys(new: int, past: int, window: int | None) -> int:
-    """The keys that at least one of the new tokens sees: all, or the last window - 1 + new."""
+def _pairs_in_chunks(tokens: int, size: int) -> int:
+    """Pairs of a whole sequence: a triangle for every full chunk, and one for the rest."""
+    chunks, rest = divmod(tokens, size)
+    return chunks * (size * (size + 1) // 2) + rest * (rest + 1) // 2
+
+
+def read_keys(new: int, past: int, window: Window) -> int:
+    """The keys that at least one of the new tokens sees.
+
+    All of them; or the last window - 1 and the new ones; or those from the start of the first new token's
+    chunk on.
+    """
+    if isinstance(window, Chunk):
+        return past % window.size + new
     seen = past + new
     return seen if window is None else min(seen, window - 1 + new)
+
+
+def window_size(window: Window) -> int | None:
+    """The most keys that one query sees, and so the tokens that a cache has to hold; None: all."""
+    return window.size if isinstance(window, Chunk) else window
+
+
+def experts_read(n_experts: int, n_active: int, tokens: int) -> int:
+    """The experts whose weights a pass over `tokens` tokens reads, at most: min(E, tokens · A).
+
+    An upper bound, reached if tokens choose differently. Where every choice is equally likely,
+    E · (1 - (1 - A/E)^tokens) experts are read on average: 40 of 128 for 8 tokens that choose 8.
+    """
+    return min(n_experts, n_active * tokens)
 
 
 # --- rows ---------------------------------------------------------------------------------------
@@ -171,10 +222,11 @@ class OpRow:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """The sums over all steps of a workload. `tokens` is B·T."""
+    """The sums over all steps of a workload. `tokens` is B·T; `router_flops` are among the `flops`."""
 
     tokens: int
     flops: int
+    router_flops: int
     weight_bytes: int
     activation_bytes: int
     kept_bytes: int
@@ -187,8 +239,8 @@ class _Step:
     """A step in letters, before a workload gives them numbers.
 
     `keeps` lists the tensors that its backward pass will ask for, `keeps_fp32` those of them that are
-    fp32 whatever the model's dtype; `fp32` says the same of the output. `kv` says whether it reads the
-    cached keys (or values).
+    fp32 whatever the model's dtype; `fp32` says the same of the output. `reads` and `writes` are what it
+    takes from the cache and adds to it.
     """
 
     name: str
@@ -198,7 +250,8 @@ class _Step:
     keeps: tuple[str, ...] = ()
     keeps_fp32: tuple[str, ...] = ()
     fp32: bool = False
-    kv: bool = False
+    reads: str = ""
+    writes: str = ""
 
 
 # --- the steps ----------------------------------------------------------------------------------
@@ -224,26 +277,36 @@ def _norm(
     yield _Step(name, (shape,), shape, keeps_fp32=(*read, *rest), fp32=fp32)
 
 
-def _attention_work(attention: Convention, window: int | None) -> str:
-    if attention == "half":
-        return "B·H·half_pairs·K"
-    return "2·B·H·T·S·K" if attention == "full" and window is None else "2·B·H·pairs·K"
+def _head_norm(name: str, norm: HeadNorm | None, heads: str, *, after_rope: bool) -> Iterator[_Step]:
+    """The norm of queries or keys, if it comes at this side of the rotation."""
+    if norm is not None and norm.after_rope == after_rope:
+        yield from _norm(name, norm, f"B T {heads}·K" if norm.over == "width" else f"B {heads} T K")
 
 
-def _attention_steps(block: Block, w: Workload) -> Iterator[_Step]:
-    attn = block.attn
-    work = _attention_work(w.attention, attn.window)
+def _product(w: Workload, window: Window, size: str) -> str:
+    """The FLOPs of a product of queries with keys of `size`, or of probabilities with values of it."""
+    if w.attention == "half":
+        return f"B·H·half_pairs·{size}"
+    return f"2·B·H·T·S·{size}" if w.attention == "full" and window is None else f"2·B·H·pairs·{size}"
+
+
+def _attention_steps(attn: Attention, w: Workload) -> Iterator[_Step]:
     heads, kv_heads, scores, cached = "B H T K", "B G T K", "B H T S", "B G S K"
 
     yield _linear("attn.q", "H·K", "D")
     yield _linear("attn.k", "G·K", "D", keeps_input=False)  # q keeps it already
     yield _linear("attn.v", "G·K", "D", keeps_input=False)
-    yield from _norm("attn.q_norm", attn.q_norm, heads)
-    yield from _norm("attn.k_norm", attn.k_norm, kv_heads)
+    yield from _head_norm("attn.q_norm", attn.q_norm, "H", after_rope=False)
+    yield from _head_norm("attn.k_norm", attn.k_norm, "G", after_rope=False)
     if attn.rope is not None:
         yield _Step("attn.q_rope", (heads,), heads)
         yield _Step("attn.k_rope", (kv_heads,), kv_heads)
+    yield from _head_norm("attn.q_norm", attn.q_norm, "H", after_rope=True)
+    yield from _head_norm("attn.k_norm", attn.k_norm, "G", after_rope=True)
+    if attn.temperature is not None:
+        yield _Step("attn.temperature", (heads,), heads)
 
+    work = _product(w, attn.window, "K")
     fused = w.core == "fused" and attn.softcap is None  # no fused kernel caps its scores
     if fused:
         # q and k; one logarithm of a sum for each row of scores; v and the result.
@@ -254,17 +317,61 @@ def _attention_steps(block: Block, w: Workload) -> Iterator[_Step]:
         capped = (scores,) if attn.softcap is not None else ()
         kept = {"scores": (heads, heads), "mix": (heads, scores)}
         kept_fp32 = {"scores": capped, "probs": (scores,)}
+    moved = ("B G read K", "B G T K")
     yield _Step(
-        "attn.scores", (heads, cached), scores, work, kept["scores"], kept_fp32["scores"], fp32=True, kv=True
+        "attn.scores", (heads, cached), scores, work, kept["scores"], kept_fp32["scores"], True, *moved
     )
     yield _Step("attn.masked", (scores,), scores, fp32=True)
     yield _Step("attn.probs", (scores,), scores, keeps_fp32=kept_fp32["probs"], fp32=True)
-    yield _Step("attn.mix", (scores, cached), heads, work, kept["mix"], kv=True)
+    yield _Step("attn.mix", (scores, cached), heads, work, kept["mix"], (), False, *moved)
     # The fused result lies as q does: token by token if q is the projection as it is. If q is rotated,
     # normed or folded into groups, it lies head by head, and `o` reads a copy (one head has no order).
     as_projected = attn.rope is None and attn.q_norm is None and attn.n_kv_heads in (1, attn.n_heads)
     merged_is_result = fused and (as_projected or attn.n_heads == 1)
     yield _linear("attn.o", "D", "H·K", keeps_input=not merged_is_result)
+
+
+def _latent_steps(attn: LatentAttention, w: Workload) -> Iterator[_Step]:
+    absorbed = attn.absorbs(w.new, w.past)
+    query, rotated, scores, result = "B H T (N+R)", "B H T R", "B H T S", "B H T U"
+    # A window's keys are all that is expanded.
+    keys = "S" if attn.window is None else "read"
+
+    if attn.q_rank is None:
+        yield _linear("attn.q", "H·(N+R)", "D")
+    else:
+        yield _linear("attn.q_down", "Q", "D")
+        yield from _norm("attn.q_norm", attn.q_norm, "B T Q")
+        yield _linear("attn.q_up", "H·(N+R)", "Q")
+    yield _linear("attn.kv_down", "(C+R)", "D", keeps_input=False)
+    yield from _norm("attn.kv_norm", attn.kv_norm, "B T C")
+    if not absorbed:
+        latent, expanded = f"B {keys} C", f"B {keys} H·(N+U)"
+        yield _Step(
+            "attn.kv_up", (latent,), expanded, f"2·B·{keys}·H·(N+U)·C", (latent,),
+            reads="B read C", writes="B T C",
+        )  # fmt: skip
+    if attn.rope is not None:
+        yield _Step("attn.q_rope", (rotated,), rotated)
+        yield _Step("attn.k_rope", ("B T R",), "B T R")
+    if absorbed:
+        yield _Step("attn.q_absorb", ("B H T N",), "B H T C", "2·B·T·H·N·C")
+        query, key, value, mixed = "B H T (C+R)", "B S (C+R)", "B S C", "B H T C"
+        moved = ("B read (C+R)", "B T (C+R)")
+    else:
+        key, value, mixed = "B H S (N+R)", "B H S U", result
+        moved = ("B read R", "B T R")
+
+    # Values are part of the latents that the scores have read (or of what kv_up has made of them).
+    of_scores, of_mix = (_product(w, attn.window, x.rpartition(" ")[2]) for x in (key, value))
+    capped = (scores,) if attn.softcap is not None else ()
+    yield _Step("attn.scores", (query, key), scores, of_scores, (query, key), capped, True, *moved)
+    yield _Step("attn.masked", (scores,), scores, fp32=True)
+    yield _Step("attn.probs", (scores,), scores, keeps_fp32=(scores,), fp32=True)
+    yield _Step("attn.mix", (scores, value), mixed, of_mix, (value, scores))
+    if absorbed:
+        yield _Step("attn.v_absorb", (mixed,), result, "2·B·T·H·U·C")
+    yield _linear("attn.o", "D", "H·U")
 
 
 _ACTIVATION_KEEPS = {
@@ -276,19 +383,35 @@ _ACTIVATION_KEEPS = {
 """Tensors that an activation keeps for the backward pass beside its result."""
 
 
-def _mlp_steps(block: Block, keeps_input: bool) -> Iterator[_Step]:
-    mlp = block.mlp
-    inner = "B T F"
-    if mlp.gated:
-        yield _linear("mlp.gate", "F", "D", keeps_input=keeps_input)
-    yield _linear("mlp.up", "F", "D", keeps_input=keeps_input and not mlp.gated)
+def _mlp_steps(name: str, mlp: Mlp, width: str, keeps_input: bool, *, tokens: str = "T") -> Iterator[_Step]:
+    """`tokens` are the rows: T, or T A where every token has A experts."""
+    stream, inner = "B T D", f"B {tokens} {width}"
+    into = f"2·B·{'·'.join(tokens.split())}·{width}·D"
+    first, second = ("gate", "up") if mlp.gated else ("up", "")
+    kept = (stream,) if keeps_input else ()
+    yield _Step(f"{name}.{first}", (stream,), inner, into, keeps=kept)
+    if second:
+        yield _Step(f"{name}.{second}", (stream,), inner, into)
     # The activation's result is kept by itself or, in a gate, by the product together with `up`.
-    kept = _ACTIVATION_KEEPS[mlp.activation]
+    n_kept = _ACTIVATION_KEEPS[mlp.activation]
     if mlp.gated:
-        yield _Step("mlp.act", (inner, inner), inner, keeps=(inner,) * (kept + 2))
+        yield _Step(f"{name}.act", (inner, inner), inner, keeps=(inner,) * (n_kept + 2))
     else:
-        yield _Step("mlp.act", (inner,), inner, keeps=(inner,) * kept)
-    yield _linear("mlp.down", "D", "F")
+        yield _Step(f"{name}.act", (inner,), inner, keeps=(inner,) * n_kept)
+    yield _Step(f"{name}.down", (inner,), f"B {tokens} D", into, keeps=(inner,))
+
+
+def _experts_steps(experts: Experts, keeps_input: bool) -> Iterator[_Step]:
+    stream, chosen = "B T D", "B T A"
+    yield _Step("mlp.router", (stream,), "B T E", "2·B·T·E·D", keeps_fp32=(stream,), fp32=True)
+    yield _Step("mlp.chosen", ("B T E",), chosen, keeps_fp32=("B T E",), fp32=True)
+    yield from _mlp_steps("mlp.experts", experts.expert, "F", keeps_input, tokens="T A")
+    yield _Step("mlp.experts.sum", ("B T A D", chosen), stream, keeps=("B T A D",))
+    if experts.shared is not None:
+        yield from _mlp_steps("mlp.shared", experts.shared.mlp, "J", keeps_input=False)
+        if experts.shared.gated:
+            yield _Step("mlp.shared_gate", (stream,), "B T 1", "2·B·T·D")
+        yield _Step("mlp.shared_add", (stream, stream), stream)
 
 
 def _block_steps(block: Block, w: Workload, dtype: str) -> Iterator[_Step]:
@@ -298,12 +421,19 @@ def _block_steps(block: Block, w: Workload, dtype: str) -> Iterator[_Step]:
     both_normed = block.attn_norm is not None and block.mlp_norm is not None
     once = block.residual != "serial" and (both_normed or dtype == "fp32")
     yield from _norm("attn_norm", block.attn_norm, stream, fp32=True)
-    yield from _attention_steps(block, w)
+    if isinstance(block.attn, Attention):
+        yield from _attention_steps(block.attn, w)
+    else:
+        yield from _latent_steps(block.attn, w)
     yield from _norm("attn_out_norm", block.attn_out_norm, stream)
     yield _Step("attn_add", (stream, stream), stream, fp32=True)
     yield from _norm("attn_add_norm", block.attn_add_norm, stream, fp32=True)
     yield from _norm("mlp_norm", block.mlp_norm, stream, fp32=True, keeps_input=not once)
-    yield from _mlp_steps(block, keeps_input=block.mlp_norm is not None or not once)
+    keeps_input = block.mlp_norm is not None or not once
+    if isinstance(block.mlp, Mlp):
+        yield from _mlp_steps("mlp", block.mlp, "F", keeps_input)
+    else:
+        yield from _experts_steps(block.mlp, keeps_input)
     yield from _norm("mlp_out_norm", block.mlp_out_norm, stream)
     yield _Step("mlp_add", (stream, stream), stream, fp32=True)
     yield from _norm("mlp_add_norm", block.mlp_add_norm, stream, fp32=True)
@@ -314,6 +444,7 @@ def _input_steps(spec: ModelSpec) -> Iterator[_Step]:
     yield _Step("embed", ("B T",), "B T D", fp32=True)
     if spec.positions is not None:
         yield _Step("positions", ("B T D",), "B T D", fp32=True)
+    yield from _norm("embed_norm", spec.embed_norm, "B T D", fp32=True)
 
 
 def _output_steps(spec: ModelSpec, w: Workload) -> Iterator[_Step]:
@@ -324,10 +455,10 @@ def _output_steps(spec: ModelSpec, w: Workload) -> Iterator[_Step]:
 # --- numbers ------------------------------------------------------------------------------------
 
 
-def _workload_numbers(w: Workload, window: int | None) -> dict[str, int]:
+def _workload_numbers(w: Workload, window: Window) -> dict[str, int]:
     pairs = visible_pairs(w.new, w.past, window)
     if w.attention == "full":
-        pairs = w.new * min(w.seen, window or w.seen)
+        pairs = w.new * min(w.seen, window_size(window) or w.seen)
     # "half" takes half a key from every query; twice the pairs keeps it an integer.
     half_pairs = 2 * pairs - w.new
     return {
@@ -353,13 +484,7 @@ def _op_rows(
     weights_dtype: str,
 ) -> tuple[OpRow, ...]:
     dtype = w.activation_dtype(weights_dtype)
-    weight_bytes: dict[str, int] = {}
-    for row in weights:
-        owner = row.name.rpartition(".")[0]
-        looked_up = row.kind in ("embedding", "positions")
-        # A look-up reads the rows it is asked for, at most the whole table.
-        read = nbytes(min(row.shape[0], w.tokens) * row.shape[1], weights_dtype) if looked_up else row.bytes
-        weight_bytes[owner] = weight_bytes.get(owner, 0) + read
+    weight_bytes = _weight_bytes(weights, numbers, w)
 
     def size(letters: str, of: str = dtype) -> int:
         return nbytes(evaluate("·".join(letters.split()), numbers), of)
@@ -367,7 +492,7 @@ def _op_rows(
     rows = []
     for step in steps:
         work = _times(3, step.work) if step.work and w.mode == "train" else step.work
-        cached = step.kv and w.mode != "train"
+        reads, writes = (step.reads, step.writes) if w.mode != "train" else ("", "")
         kept = sum(map(size, step.keeps)) + sum(size(letters, "fp32") for letters in step.keeps_fp32)
         rows.append(
             OpRow(
@@ -383,11 +508,38 @@ def _op_rows(
                 weight_bytes=weight_bytes.get(step.name, 0),
                 activation_bytes=size(step.out, "fp32" if step.fp32 else dtype),
                 kept_bytes=kept if w.mode == "train" else 0,
-                kv_read=size("B G read K") if cached else 0,
-                kv_written=size("B G T K") if cached else 0,
+                kv_read=size(reads) if reads else 0,
+                kv_written=size(writes) if writes else 0,
             )
         )
     return tuple(rows)
+
+
+def _weight_bytes(weights: Iterable[TensorRow], numbers: Mapping[str, int], w: Workload) -> dict[str, int]:
+    """Step → bytes of the weights that it reads."""
+    read: dict[str, int] = {}
+
+    def add(step: str, count: int, dtype: str) -> None:
+        read[step] = read.get(step, 0) + nbytes(count, dtype)
+
+    for row in weights:
+        owner = row.name.rpartition(".")[0]
+        if row.kind in ("embedding", "positions"):
+            # A look-up reads the rows it is asked for, at most the whole table.
+            add(owner, min(row.shape[0], w.tokens) * row.shape[1], row.dtype)
+        elif is_routed(row.name):
+            experts = experts_read(numbers["E"], numbers["A"], w.tokens)
+            add(owner, row.count // numbers["E"] * experts, row.dtype)
+        elif row.name == "attn.kv_up.weight":
+            # Whole where latents are expanded; where they are not, queries meet the keys' rows and results
+            # the values'. Only one of these steps is there.
+            per_head = numbers["H"] * numbers["C"]
+            add("attn.kv_up", row.count, row.dtype)
+            add("attn.q_absorb", per_head * numbers["N"], row.dtype)
+            add("attn.v_absorb", per_head * numbers["U"], row.dtype)
+        else:
+            add("attn.probs" if row.kind == "sinks" else owner, row.count, row.dtype)
+    return read
 
 
 def op_sections(spec: ModelSpec, kinds: LayerKinds, w: Workload, dtype: str) -> list[Section[OpRow]]:
@@ -421,4 +573,5 @@ def sum_ops(sections: list[Section[OpRow]], w: Workload) -> Totals:
         return sum_sections(sections, lambda row: getattr(row, field))
 
     names = ("flops", "weight_bytes", "activation_bytes", "kept_bytes", "kv_read", "kv_written")
-    return Totals(tokens=w.tokens, **{name: total(name) for name in names})
+    router = sum_sections(sections, lambda row: row.flops if row.name == "mlp.router" else 0)
+    return Totals(tokens=w.tokens, router_flops=router, **{name: total(name) for name in names})

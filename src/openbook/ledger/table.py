@@ -12,9 +12,11 @@ columns marked as detail; Markdown, CSV and JSON hold every column, and every by
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import zip_longest
 from typing import Any, Literal
 
 from openbook.ledger import Ledger
@@ -24,7 +26,8 @@ from openbook.ledger.tensors import (
     Section,
     TensorRow,
     block_numbers,
-    block_rows,
+    evaluate,
+    is_routed,
     model_numbers,
     unfold,
 )
@@ -34,7 +37,9 @@ SCHEMA = "openbook.ledger/1"
 By = Literal["kind", "tensor", "step", "layer"]
 Cell = str | int | tuple[int, ...]
 WIDTH = 100
-"""Columns of a terminal to which notes are wrapped."""
+"""Columns of a terminal to which words are wrapped."""
+_NARROWEST = 24
+"""Columns that words have at least, however long the numbers beside them."""
 
 
 # --- tables -------------------------------------------------------------------------------------
@@ -42,11 +47,15 @@ WIDTH = 100
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """`unit` says how a cell is printed: text, count, shape or bytes. `detail` is not for the eye."""
+    """`unit` says how a cell is printed: text, count, shape or bytes. `detail` is not for the eye.
+
+    `wraps` marks the column of words that is broken into lines where a table is too wide.
+    """
 
     title: str
     unit: Literal["text", "count", "shape", "bytes"] = "text"
     detail: bool = False
+    wraps: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,23 +79,32 @@ class Table:
         cells = [[_for_eye(row[i], self.columns[i]) for i in shown] for row in rows]
         heads = [column.title for column in columns]
         widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
+        excess = sum(widths) + 2 * (len(widths) - 1) - WIDTH
+        widths = [
+            min(width, max(_NARROWEST, width - excess)) if column.wraps else width
+            for width, column in zip(widths, columns, strict=True)
+        ]
 
         def line(values: Sequence[str]) -> str:
-            padded = (
+            lines = zip_longest(
+                *(textwrap.wrap(value, width) for value, width in zip(values, widths, strict=True)),
+                fillvalue="",
+            )
+            return "\n".join(map(padded, lines))
+
+        def padded(values: Sequence[str]) -> str:
+            return "  ".join(
                 value.ljust(width) if column.unit in ("text", "shape") else value.rjust(width)
                 for value, width, column in zip(values, widths, columns, strict=True)
-            )
-            return "  ".join(padded).rstrip()
+            ).rstrip()
 
         rule = "  ".join("-" * width for width in widths)
         body = list(map(line, cells))
         if self.total:
             body.insert(-1, rule)
-        return "\n".join([self.title, line(heads), rule, *body, *self._wrapped_notes()]) + "\n"
+        return "\n".join([self.title, padded(heads), rule, *body, *self._wrapped_notes()]) + "\n"
 
     def _wrapped_notes(self) -> Iterator[str]:
-        import textwrap
-
         for note in self.notes:
             yield from textwrap.wrap(note, WIDTH, subsequent_indent="  ")
 
@@ -255,7 +273,7 @@ def _tensor_cells(group: Group) -> tuple[Cell, ...]:
 
 def params_table(book: Ledger) -> Table:
     """The number of parameters under every definition, each with its definition."""
-    columns = (Column("parameters"), Column("count", "count"), Column("what is counted"))
+    columns = (Column("parameters"), Column("count", "count"), Column("what is counted", wraps=True))
     rows = tuple((name, getattr(book.params, name), words) for name, words in book.params.definitions.items())
     return Table(f"Parameters of {_title(book.spec)}", columns, rows)
 
@@ -274,7 +292,7 @@ def op_table(book: Ledger, workload: Workload, by: By = "kind") -> Table:
     mixed = column != "KV read" and activations != "fp32"
     fp32 = ", the residual stream, its norms and scores in fp32" if mixed else ""
     notes = (
-        f"FLOPs: {'; '.join(workload.conventions())}.",
+        f"FLOPs: {'; '.join(book.conventions(workload))}.",
         f"Bytes: weights in {book.dtype}, activations and cache in {activations}{fp32}.",
     )
     measures = (
@@ -309,7 +327,12 @@ def _op_cells(group: Group) -> tuple[Cell, ...]:
 def memory_table(book: Ledger, workload: Workload, recipe: str | None = None) -> Table:
     """What the workload holds in memory at once."""
     memory = book.memory(workload, recipe)
-    columns = (Column("item"), Column("bytes", "count"), Column("", "bytes"), Column("what is counted"))
+    columns = (
+        Column("item"),
+        Column("bytes", "count"),
+        Column("", "bytes"),
+        Column("what is counted", wraps=True),
+    )
     rows = tuple((row.name, row.bytes, row.bytes, row.meaning) for row in memory.rows)
     gib = (100 * memory.total + 2**29) // 2**30
     notes = [f"kB, MB, GB are powers of 1000; the total is {gib // 100:,}.{gib % 100:02} GiB (2³⁰ bytes)."]
@@ -318,6 +341,35 @@ def memory_table(book: Ledger, workload: Workload, recipe: str | None = None) ->
         notes.append(f"Optimizer: {used.name}, {used.bytes_per_param} bytes per parameter ({used.meaning}).")
     total = ("total", memory.total, memory.total, "")
     return Table(f"Memory of {_title(book.spec)}: {describe(workload)}", columns, rows, tuple(notes), total)
+
+
+def cache_table(book: Ledger, workload: Workload) -> Table:
+    """The KV cache by what the layers keep of a token."""
+    dtype = workload.activation_dtype(book.dtype)
+    rows = book.cache(workload.batch, workload.seen, dtype)
+    latent = any(row.form == "latents" for row in rows)
+    columns = (
+        Column("layers"), Column("a token keeps"), Column("formula"), Column("bytes", "count"),
+        Column("window", "count"), Column("cells", "count"), Column("all", "bytes"),
+        Column("if expanded", "bytes", detail=not latent),
+    )  # fmt: skip
+    cells = tuple(
+        (
+            f"{layer_label(row.layers)} ×{len(row.layers)}", row.form, row.formula, row.token_bytes,
+            "none" if row.window is None else row.window, row.cells, row.bytes, row.expanded_bytes,
+        )
+        for row in rows
+    )  # fmt: skip
+    total = (
+        "total", "", "", book.kv_bytes_per_token(dtype), "", "",
+        sum(row.bytes for row in rows), sum(row.expanded_bytes for row in rows),
+    )  # fmt: skip
+    notes = (
+        f"Bytes: of one token in one layer in {dtype} (total: in all layers, windows ignored).",
+        f"Cells: the tokens kept of each of {workload.batch:,} sequences of {workload.seen:,}.",
+        *(("If expanded: were latents kept as the keys and values of every head, H·(N+R+U).",) * latent),
+    )
+    return Table(f"KV cache of {_title(book.spec)}: {describe(workload)}", columns, cells, notes, total)
 
 
 def describe(workload: Workload) -> str:
@@ -348,7 +400,7 @@ def polynomial(rows: Iterable[TensorRow], numbers: Mapping[str, int]) -> str:
             factor, letters = _by_hand(row.letters, numbers)
             terms[letters] += factor
     written = [_monomial(factor, letters) for letters, factor in terms.items()]
-    sizes = {text: _size(letters, numbers) for text, letters in zip(written, terms, strict=True)}
+    sizes = {text: evaluate("·".join(letters), numbers) for text, letters in zip(written, terms, strict=True)}
     return " + ".join(sorted(written, key=lambda text: -sizes[text])) or "0"
 
 
@@ -360,11 +412,15 @@ def _by_hand(axes: tuple[str, ...], numbers: Mapping[str, int]) -> tuple[int, tu
         elif axis == "F" and numbers["F"] % numbers["D"] == 0:
             factor *= numbers["F"] // numbers["D"]
             letters.append("D")
-        elif axis == "G·K" and numbers["G"] == numbers["H"]:
-            letters += ["H", "K"]
-        else:
+        elif axis in ("G·K", "G") and numbers["G"] == numbers["H"]:
+            letters += ["H", *axis.split("·")[1:]]
+        elif axis != "1":
             letters += axis.split("·")
-    return factor, tuple(sorted(letters, key="VPHGKFD".index))
+    return factor, tuple(sorted(letters, key=lambda letter: _ORDER.index(letter.strip("(")[0])))
+
+
+_ORDER = "VPEAHGKNQCUFJD"
+"""How the letters of a product are written; a sum stands where its first letter would."""
 
 
 def _monomial(factor: int, letters: tuple[str, ...]) -> str:
@@ -373,17 +429,10 @@ def _monomial(factor: int, letters: tuple[str, ...]) -> str:
     return "·".join(([str(factor)] if factor > 1 else []) + parts)
 
 
-def _size(letters: tuple[str, ...], numbers: Mapping[str, int]) -> int:
-    size = 1
-    for letter in letters:
-        size *= numbers[letter]
-    return size
-
-
 def summary_table(book: Ledger) -> Table:
     """The count as one does it by hand: part, formula, count; each kind of layer once, then times L."""
     spec = book.spec
-    first, *_, last = book.tensor_sections
+    first, *kinds, last = book.tensor_sections
     model = model_numbers(spec)
     rows: list[tuple[Cell, ...]] = []
 
@@ -394,34 +443,65 @@ def summary_table(book: Ledger) -> Table:
             rows.append((label, polynomial(members, numbers), count))
         return count
 
-    def part(members: Iterable[TensorRow], wanted: Callable[[TensorRow], bool]) -> tuple[TensorRow, ...]:
-        return tuple(row for row in members if wanted(row))
+    def add_parts(members: Iterable[TensorRow], numbers: Mapping[str, int], where: str) -> None:
+        parts: dict[str, list[TensorRow]] = {}
+        for row in members:
+            for part in _parts(row):
+                parts.setdefault(part, []).append(row)
+        for part in _PARTS:
+            add(part + where, parts.get(part, ()), numbers)
 
-    add("token embedding", part(first.rows, lambda row: row.part == "embed"), model)
-    add("learned positions", part(first.rows, lambda row: row.part == "positions"), model)
+    add_parts(first.rows, model, "")
     if isinstance(spec.positions, Sinusoidal):
         rows.append(("sinusoidal positions", "0", 0))
     in_layers = 0
-    for block, layers in book.kinds:
-        members = block_rows(spec, block, book.dtype)
-        numbers = model | block_numbers(block)
-        where = "one layer" if len(book.kinds) == 1 else f"layers {layer_label(layers)}, each"
-        add(f"q, k, v, {where}", part(members, lambda row: row.name.startswith(_QKV)), numbers)
-        add(f"attention, {where}", part(members, lambda row: row.part == "attn"), numbers)
-        add(f"norms, {where}", part(members, lambda row: row.kind == "norm" and row.part != "attn"), numbers)
-        add(f"feed-forward, {where}", part(members, lambda row: row.part == "mlp"), numbers)
-        in_layers += len(layers) * add(where, members, numbers)
+    legend = [_legend(model)]
+    for kind in kinds:
+        layers = kind.layers or (0,)
+        here = block_numbers(spec.layers[layers[0]])
+        where = "one layer" if len(kinds) == 1 else f"layers {layer_label(layers)}, each"
+        add_parts(kind.rows, model | here, f", {where}")
+        in_layers += len(layers) * add(where, kind.rows, model | here)
+        legend.append(_legend(here) if len(kinds) == 1 else f"layers {layer_label(layers)}: {_legend(here)}")
     rows.append((f"{spec.n_layers:,} layer{'s' * (spec.n_layers > 1)}", "", in_layers))
-    add("final norm", part(last.rows, lambda row: row.part == "final_norm"), model)
-    add(
-        "output head (tied)" if spec.head.tied else "output head",
-        part(last.rows, lambda r: r.part == "head"),
-        model,
-    )
+    add_parts((row for row in last.rows if row.part != "head"), model, "")
+    add(f"output head{' (tied)' * spec.head.tied}", (row for row in last.rows if row.part == "head"), model)
     rows.append(("total", "", book.params.total))
-    legend = ", ".join(f"{letter} = {n:,}" for letter, n in (model | block_numbers(book.kinds[0][0])).items())
-    columns = (Column("part"), Column("formula"), Column("count", "count"))
-    return Table(f"Parameters of {_title(spec)} by hand", columns, tuple(rows), (legend,))
+    if book.params.active != book.params.total:
+        rows.append(("active, of one token", "", book.params.active))
+    columns = (Column("part"), Column("formula", wraps=True), Column("count", "count"))
+    notes = (", ".join(legend),) if len(kinds) == 1 else tuple(legend)
+    return Table(f"Parameters of {_title(spec)} by hand", columns, tuple(rows), notes)
+
+
+_PARTS = (
+    "token embedding", "learned positions", "embedding norm", "q, k, v", "attention", "norms", "feed-forward",
+    "router", "experts", "shared expert", "final norm",
+)  # fmt: skip
+
+
+def _parts(row: TensorRow) -> Iterator[str]:
+    """The lines of the count by hand that a weight is part of."""
+    outside = {
+        "embed": "token embedding", "positions": "learned positions", "embed_norm": "embedding norm",
+        "final_norm": "final norm",
+    }  # fmt: skip
+    if row.part == "attn":
+        if row.kind in ("matrix", "bias") and not row.name.startswith("attn.o."):
+            yield "q, k, v"
+        yield "attention"
+    elif row.part != "mlp":
+        yield outside.get(row.part, "norms")
+    elif is_routed(row.name):
+        yield "experts"
+    elif row.name.startswith("mlp.router"):
+        yield "router"
+    else:
+        yield "shared expert" if row.name.startswith("mlp.shared") else "feed-forward"
+
+
+def _legend(numbers: Mapping[str, int]) -> str:
+    return ", ".join(f"{letter} = {n:,}" for letter, n in numbers.items())
 
 
 # --- JSON ---------------------------------------------------------------------------------------
@@ -442,6 +522,7 @@ def to_json(book: Ledger, workload: Workload | None = None, by: By = "kind") -> 
         "definitions": book.params.definitions,
         "weight_bytes": book.weight_bytes,
         "kv_bytes_per_token": book.kv_bytes_per_token(),
+        "kv_bytes_per_token_expanded": book.kv_bytes_per_token_expanded(),
         "flops_per_token": book.flops_per_token(),
         "tensors": _json_rows(book.tensor_sections, book.spec.n_layers, by, TENSOR_MEASURES),
     }
@@ -450,10 +531,14 @@ def to_json(book: Ledger, workload: Workload | None = None, by: By = "kind") -> 
         data["workload"] = _plain(workload) | {
             "dtype": workload.activation_dtype(book.dtype),
             "head_rows": workload.head_rows,
-            "conventions": workload.conventions(),
+            "conventions": book.conventions(workload),
         }
         data["ops"] = _json_rows(book.op_sections(workload), book.spec.n_layers, by, OP_MEASURES)
         data["totals"] = _plain(book.totals(workload))
+        data["cache"] = [
+            _plain(row)
+            for row in book.cache(workload.batch, workload.seen, workload.activation_dtype(book.dtype))
+        ]
         data["memory"] = {
             "rows": [_plain(row) for row in memory.rows],
             "total": memory.total,
