@@ -279,8 +279,13 @@ def _norm(
 
 def _head_norm(name: str, norm: HeadNorm | None, heads: str, *, after_rope: bool) -> Iterator[_Step]:
     """The norm of queries or keys, if it comes at this side of the rotation."""
-    if norm is not None and norm.after_rope == after_rope:
-        yield from _norm(name, norm, f"B T {heads}·K" if norm.over == "width" else f"B {heads} T K")
+    if norm is None or norm.after_rope != after_rope:
+        return
+    shape = f"B T {heads}·K" if norm.over == "width" else f"B {heads} T K"
+    (step,) = _norm(name, norm, shape)
+    # A weight for every head multiplies what LayerNorm returns: that product keeps it as well.
+    own = (shape,) if norm.over == "own" and norm.kind == "layer" and norm.weight else ()
+    yield replace(step, keeps_fp32=step.keeps_fp32 + own)
 
 
 def _product(w: Workload, window: Window, size: str) -> str:
@@ -290,12 +295,13 @@ def _product(w: Workload, window: Window, size: str) -> str:
     return f"2·B·H·T·S·{size}" if w.attention == "full" and window is None else f"2·B·H·pairs·{size}"
 
 
-def _attention_steps(attn: Attention, w: Workload) -> Iterator[_Step]:
+def _attention_steps(attn: Attention, w: Workload, dtype: str) -> Iterator[_Step]:
     heads, kv_heads, scores, cached = "B H T K", "B G T K", "B H T S", "B G S K"
 
-    yield _linear("attn.q", "H·K", "D")
-    yield _linear("attn.k", "G·K", "D", keeps_input=False)  # q keeps it already
-    yield _linear("attn.v", "G·K", "D", keeps_input=False)
+    # q keeps what all three read. A clip keeps what it cuts.
+    for name, out in (("q", "H·K"), ("k", "G·K"), ("v", "G·K")):
+        step = _linear(f"attn.{name}", out, "D", keeps_input=name == "q")
+        yield replace(step, keeps=step.keeps + (() if attn.clip_qkv is None else (step.out,)))
     yield from _head_norm("attn.q_norm", attn.q_norm, "H", after_rope=False)
     yield from _head_norm("attn.k_norm", attn.k_norm, "G", after_rope=False)
     if attn.rope is not None:
@@ -307,16 +313,23 @@ def _attention_steps(attn: Attention, w: Workload) -> Iterator[_Step]:
         yield _Step("attn.temperature", (heads,), heads)
 
     work = _product(w, attn.window, "K")
-    fused = w.core == "fused" and attn.softcap is None  # no fused kernel caps its scores
+    # No fused kernel caps its scores or has sinks.
+    fused = w.core == "fused" and attn.softcap is None and not attn.sinks
+    grouped = 1 < attn.n_kv_heads < attn.n_heads
     if fused:
-        # q and k; one logarithm of a sum for each row of scores; v and the result.
+        # q and k; one logarithm of a sum for each row of scores; v and the result. For heads in groups the
+        # table of ALiBi's biases is copied out for every sequence.
         kept = {"scores": (heads, kv_heads), "mix": (kv_heads, heads)}
-        kept_fp32 = {"scores": (), "probs": ("B H T",)}
+        kept_fp32 = {"scores": (scores,) if attn.alibi and grouped else (), "probs": ("B H T",)}
     else:
-        # Keys and values repeated for every query head; probabilities in fp32, and as the mix reads them.
-        capped = (scores,) if attn.softcap is not None else ()
-        kept = {"scores": (heads, heads), "mix": (heads, scores)}
-        kept_fp32 = {"scores": capped, "probs": (scores,)}
+        # Keys and values repeated for every query head; probabilities in fp32, and as the mix reads them:
+        # without a sink they are cleaned of NaN, and so copied even where that is fp32 too.
+        copied = (scores,) if dtype != "fp32" or not attn.sinks else ()
+        kept = {"scores": (heads, heads), "mix": (heads, *copied)}
+        kept_fp32 = {
+            "scores": (scores,) if attn.softcap is not None else (),
+            "probs": ("B H T (S+1)",) if attn.sinks else (scores,),
+        }
     moved = ("B G read K", "B G T K")
     yield _Step(
         "attn.scores", (heads, cached), scores, work, kept["scores"], kept_fp32["scores"], True, *moved
@@ -324,11 +337,21 @@ def _attention_steps(attn: Attention, w: Workload) -> Iterator[_Step]:
     yield _Step("attn.masked", (scores,), scores, fp32=True)
     yield _Step("attn.probs", (scores,), scores, keeps_fp32=kept_fp32["probs"], fp32=True)
     yield _Step("attn.mix", (scores, cached), heads, work, kept["mix"], (), False, *moved)
-    # The fused result lies as q does: token by token if q is the projection as it is. If q is rotated,
-    # normed or folded into groups, it lies head by head, and `o` reads a copy (one head has no order).
-    as_projected = attn.rope is None and attn.q_norm is None and attn.n_kv_heads in (1, attn.n_heads)
-    merged_is_result = fused and (as_projected or attn.n_heads == 1)
+    # The fused result lies as q does. If that is token by token and not folded into groups, `o` reads it as
+    # it is, else a copy (one head has no order).
+    merged_is_result = fused and ((_lies_by_token(attn) and not grouped) or attn.n_heads == 1)
     yield _linear("attn.o", "D", "H·K", keeps_input=not merged_is_result)
+
+
+def _lies_by_token(attn: Attention) -> bool:
+    """Whether the finished queries lie in memory as their matrix wrote them, all heads of a token together.
+
+    A rotation, or a norm of each head, writes them head by head; a norm of all heads token by token again.
+    """
+    norm = attn.q_norm
+    if norm is not None and (norm.after_rope or attn.rope is None):
+        return norm.over != "head"
+    return norm is None and attn.rope is None
 
 
 def _latent_steps(attn: LatentAttention, w: Workload) -> Iterator[_Step]:
@@ -392,8 +415,9 @@ def _mlp_steps(name: str, mlp: Mlp, width: str, keeps_input: bool, *, tokens: st
     yield _Step(f"{name}.{first}", (stream,), inner, into, keeps=kept)
     if second:
         yield _Step(f"{name}.{second}", (stream,), inner, into)
-    # The activation's result is kept by itself or, in a gate, by the product together with `up`.
-    n_kept = _ACTIVATION_KEEPS[mlp.activation]
+    # The activation's result is kept by itself or, in a gate, by the product together with `up`. What is
+    # clamped is kept besides.
+    n_kept = _ACTIVATION_KEEPS[mlp.activation] + (0 if mlp.clamp is None else 2)
     if mlp.gated:
         yield _Step(f"{name}.act", (inner, inner), inner, keeps=(inner,) * (n_kept + 2))
     else:
@@ -422,7 +446,7 @@ def _block_steps(block: Block, w: Workload, dtype: str) -> Iterator[_Step]:
     once = block.residual != "serial" and (both_normed or dtype == "fp32")
     yield from _norm("attn_norm", block.attn_norm, stream, fp32=True)
     if isinstance(block.attn, Attention):
-        yield from _attention_steps(block.attn, w)
+        yield from _attention_steps(block.attn, w, dtype)
     else:
         yield from _latent_steps(block.attn, w)
     yield from _norm("attn_out_norm", block.attn_out_norm, stream)
@@ -449,7 +473,8 @@ def _input_steps(spec: ModelSpec) -> Iterator[_Step]:
 
 def _output_steps(spec: ModelSpec, w: Workload) -> Iterator[_Step]:
     yield from _norm("final_norm", spec.final_norm, "B T D", fp32=True)
-    yield _linear("head", "V", "D", rows="T" if w.head_rows == w.new else "1")
+    head = _linear("head", "V", "D", rows="T" if w.head_rows == w.new else "1")
+    yield replace(head, keeps=head.keeps + (() if spec.head.softcap is None else (head.out,)))
 
 
 # --- numbers ------------------------------------------------------------------------------------

@@ -68,7 +68,7 @@ def nbytes(count: int, dtype: str) -> int:
 def evaluate(formula: str, numbers: Mapping[str, int]) -> int:
     """The value of a product such as "4·H·K·D" or "H·(N+R)·D".
 
-    A factor is a number, a letter of the legend, or a sum of letters in parentheses.
+    A factor is a number, a letter of the legend, or a sum of such in parentheses.
     """
     return math.prod(_value(factor, numbers) for factor in formula.split("·")) if formula else 1
 
@@ -80,7 +80,7 @@ def spell(formula: str, numbers: Mapping[str, int]) -> str:
 
 def _value(factor: str, numbers: Mapping[str, int]) -> int:
     if factor.startswith("("):
-        return sum(numbers[letter] for letter in factor[1:-1].split("+"))
+        return sum(_value(term, numbers) for term in factor[1:-1].split("+"))
     return int(factor) if factor.isdigit() else numbers[factor]
 
 
