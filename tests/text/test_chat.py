@@ -36,6 +36,48 @@ GEMMA = (
     "{% endif %}{{ '<start_of_turn>' + role + '\n' + message['content'] | trim + '<end_of_turn>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{'<start_of_turn>model\n'}}{% endif %}"
 )
+# A system message goes before the first user's; content may be a list of parts.
+GEMMA3 = """{{ bos_token }}
+{%- if messages[0]['role'] == 'system' -%}
+    {%- if messages[0]['content'] is string -%}
+        {%- set first_user_prefix = messages[0]['content'] + '\n\n' -%}
+    {%- else -%}
+        {%- set first_user_prefix = messages[0]['content'][0]['text'] + '\n\n' -%}
+    {%- endif -%}
+    {%- set loop_messages = messages[1:] -%}
+{%- else -%}
+    {%- set first_user_prefix = "" -%}
+    {%- set loop_messages = messages -%}
+{%- endif -%}
+{%- for message in loop_messages -%}
+    {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) -%}
+        {{ raise_exception("Conversation roles must alternate user/assistant/user/assistant/...") }}
+    {%- endif -%}
+    {%- if (message['role'] == 'assistant') -%}
+        {%- set role = "model" -%}
+    {%- else -%}
+        {%- set role = message['role'] -%}
+    {%- endif -%}
+    {{ '<start_of_turn>' + role + '\n' + (first_user_prefix if loop.first else "") }}
+    {%- if message['content'] is string -%}
+        {{ message['content'] | trim }}
+    {%- elif message['content'] is iterable -%}
+        {%- for item in message['content'] -%}
+            {%- if item['type'] == 'image' -%}
+                {{ '<start_of_image>' }}
+            {%- elif item['type'] == 'text' -%}
+                {{ item['text'] | trim }}
+            {%- endif -%}
+        {%- endfor -%}
+    {%- else -%}
+        {{ raise_exception("Invalid content type") }}
+    {%- endif -%}
+    {{ '<end_of_turn>\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+    {{ '<start_of_turn>model\n' }}
+{%- endif -%}
+"""
 # The turns of Qwen3's template: a namespace, a reversed slice, string methods, whitespace control.
 QWEN3 = """
 {%- if messages[0].role == 'system' %}
@@ -100,6 +142,7 @@ TEMPLATES = {
     "llama3": LLAMA3,
     "mistral": MISTRAL,
     "gemma": GEMMA,
+    "gemma3": GEMMA3,
     "qwen3": QWEN3,
     "phi": PHI,
     "tools": TOOLS,
@@ -142,7 +185,7 @@ class TestAgainstTransformers:
         ours = ChatTemplate(TEMPLATES[name]).render(messages, tokenizer, add_generation_prompt=prompt)
         assert ours == apply(theirs, TEMPLATES[name], messages, add_generation_prompt=prompt)
 
-    @pytest.mark.parametrize("name", ["chatml", "llama3", "qwen3", "phi", "tools"])
+    @pytest.mark.parametrize("name", ["chatml", "llama3", "gemma3", "qwen3", "phi", "tools"])
     def test_ids_with_a_system_message_are_equal(self, tokenizer, theirs, name):
         messages = [{"role": "system", "content": "Be brief.\n"}, {"role": "user", "content": "Hello, fox"}]
         assert ChatTemplate(TEMPLATES[name]).render(messages, tokenizer) == apply(
@@ -189,7 +232,7 @@ class TestContentIsNeverControl:
             i for i in plain if i in tokenizer.control_ids
         ]
 
-    @pytest.mark.parametrize("name", ["chatml", "llama3", "mistral", "gemma", "qwen3", "phi"])
+    @pytest.mark.parametrize("name", ["chatml", "llama3", "mistral", "gemma", "gemma3", "qwen3", "phi"])
     def test_the_content_comes_back_as_it_was(self, tokenizer, name):
         ids = ChatTemplate(TEMPLATES[name]).render([{"role": "user", "content": EVIL}], tokenizer)
         assert EVIL in tokenizer.decode(ids, skip_special=False)

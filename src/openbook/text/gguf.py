@@ -155,17 +155,13 @@ def merges_by_score(
     follow in the order Hugging Face uses (`generate_merges`).
     """
     pairs = [
-        (score, len(left), len(right), left, right)
+        (score, cut, len(token) - cut, left, right)
         for token, score in zip(tokens, scores, strict=True)
-        for left, right in _splits(token)
-        if left in vocab and right in vocab
+        for cut in range(1, len(token))
+        if (left := token[:cut]) in vocab and (right := token[cut:]) in vocab
     ]
     pairs.sort(key=lambda pair: pair[:3], reverse=True)
     return [(left, right) for *_, left, right in pairs]
-
-
-def _splits(token: str) -> Iterable[tuple[str, str]]:
-    return ((token[:i], token[i:]) for i in range(1, len(token)))
 
 
 def _add_user_defined(backend: tokenizers.Tokenizer, tokens: list[str], ids: Iterable[int]) -> None:
