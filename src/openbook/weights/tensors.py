@@ -2,7 +2,7 @@
 
 Values that lie in the file as the machine computes with them (F32, F16, BF16, F64) are handed out as
 views of a memory map: nothing is copied, and writing to one changes memory, never the file. Quantised
-ones are decoded to fp32. Replace files instead of rewriting them: shortening one that is mapped ends
+ones are decoded. Replace files instead of rewriting them: shortening one that is mapped ends
 the process (SIGBUS).
 """
 
@@ -20,6 +20,7 @@ from openbook.files.gguf import GgufFile, read_gguf
 from openbook.files.safetensors import SafetensorsFiles, open_safetensors, refuse_pickles
 from openbook.ledger.tensors import dtype_name
 from openbook.sources import Source
+from openbook.weights.packed import PACKED, decode, packed
 
 if TYPE_CHECKING:
     import torch
@@ -30,7 +31,7 @@ PLAIN = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16
 QUANTISED = frozenset({"Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"})
 """Types that `quant` decodes; named here because that module needs torch and a header does not."""
 
-READABLE = QUANTISED | PLAIN.keys()
+READABLE = QUANTISED | PACKED | PLAIN.keys()
 """Every type of tensor that can become a parameter."""
 
 
@@ -72,17 +73,26 @@ class Tensors(Protocol):
 
 
 class SafetensorsTensors:
-    """One .safetensors file, or a folder's shards."""
+    """One .safetensors file, or a folder's shards. A matrix that is two tensors there is one here."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._files: SafetensorsFiles = open_safetensors(path)
+        self._packed = packed(self._files.tensors)
+        parts = {name for pair in self._packed.values() for name in (pair.values, pair.scales)}
+        single = [t for t in self._files.tensors.values() if t.name not in parts]
         self.stored = {
-            t.name: Stored(t.name, t.shape, t.dtype, t.nbytes) for t in self._files.tensors.values()
+            t.name: Stored(t.name, t.shape, t.dtype, t.nbytes) for t in (*single, *self._packed.values())
         }
 
     def read(self, name: str, decoded: torch.dtype | None = None) -> torch.Tensor:
-        return self._files.get(name)
+        pair = self._packed.get(name)
+        if pair is None:
+            return self._files.get(name)
+        import torch
+
+        values, scales = self._files.get(pair.values), self._files.get(pair.scales)
+        return decode(pair.dtype, values, scales, decoded or torch.float32)
 
 
 class GgufTensors:
