@@ -47,7 +47,11 @@ RULES = {
     ),
     "native": Rule(own="models spec ledger model weights", libraries="torch jaxtyping"),
     "infer": Rule(own="spec ledger model native", libraries="torch jaxtyping"),
-    "train": Rule(own="spec ledger model weights infer plan", libraries="torch jaxtyping numpy safetensors"),
+    "train": Rule(
+        own="files spec sources ledger text model weights infer plan",
+        libraries="torch jaxtyping numpy safetensors",
+        inside="tokenizers pyarrow",
+    ),
     "trace": Rule(
         own="spec sources ledger model weights infer", libraries="torch jaxtyping", inside="transformers"
     ),
