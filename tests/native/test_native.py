@@ -23,17 +23,86 @@ from openbook.native import (
     accelerate,
 )
 from openbook.native import build as native_build
-from openbook.native.lower import ACTIVATIONS, BLOCKS, Lowering
+from openbook.native.lower import ACTIVATIONS, BLOCKS, Lowering, check_lowers
 from openbook.sources import resolve
-from openbook.spec.model import Mlp, Norm, Rope
+from openbook.spec.model import (
+    Alibi,
+    Chunk,
+    Head,
+    HeadNorm,
+    Learned,
+    LinearScaling,
+    LongRope,
+    Mlp,
+    Norm,
+    QueryTemperature,
+    Rope,
+    Sinusoidal,
+)
 from openbook.weights.blocks import Blocks, quantised_matrices
 from openbook.weights.load import load_decoder
 from openbook.weights.quant import dequantize
-from openbook.weights.save import save_gguf
+from openbook.weights.save_gguf import save_gguf
 from variants import GEMMA, LAYER, RMS, VARIANTS, attention, block, model, noisy_decoder, random_ids
 
 LENGTH = 40
-every_variant = pytest.mark.parametrize("name", VARIANTS)
+REFUSED = {
+    "head-norms": "each head's own",
+    "alibi": "ALiBi",
+    "sinks": "sinks",
+    "chunks": "chunks",
+    "multipliers": "clamped gate",
+    "experts": "experts",
+    "routers": "experts",
+    "latent": "latent attention",
+}
+"""Variants with a feature that the runner has no operation for, and how it is called."""
+
+Q = HeadNorm("rms", eps=1e-6, offset=1.0)
+WIDE, TURNED = HeadNorm("rms", over="width"), HeadNorm("rms", after_rope=True)
+GEGLU = Mlp(70, "gelu_tanh", gated=True)
+LONG = LongRope((1.0, 1.1, 1.3), (1.5, 4.0, 8.0), original_positions=12, attention_factor=1.2)
+SANDWICH = {"attn_norm": GEMMA, "attn_out_norm": GEMMA, "mlp_norm": GEMMA, "mlp_out_norm": GEMMA}
+FAMILIES = {
+    "gemma2": model(
+        *[block(attn=attention(scale=0.3, softcap=5.0, window=window), mlp=GEGLU, **SANDWICH)
+          for window in (7, None, 7)],
+        embed_scale=52**0.5, head=Head(tied=True, softcap=3.0), final_norm=GEMMA,
+    ),
+    "gemma3": model(
+        *[block(attn=attention(q_norm=Q, k_norm=Q, n_kv_heads=1, window=w, rope=rope), mlp=GEGLU, **SANDWICH)
+          for w, rope in ((9, Rope(6)), (9, Rope(6)), (None, Rope(6, 1e6, scaling=LinearScaling(8.0))))],
+        embed_scale=52**0.5, head=Head(tied=True), final_norm=GEMMA,
+    ),
+    "granite": model(
+        *[block(attn=attention(scale=0.1), residual_scale=0.22)] * 2, embed_scale=12.0,
+        head=Head(tied=True, scale=0.125),
+    ),
+    "cohere": model(
+        *[block(attn_norm=Norm("layer"), mlp_norm=None, residual="parallel_shared", residual_scale=0.7,
+                attn=attention(rope=rope, window=window))
+          for rope, window in ((Rope(6, layout="interleaved"), 8), (None, None))],
+        head=Head(tied=False, bias=True, scale=0.0625, softcap=0.05),
+    ),
+    "olmo2": model(
+        *[block(attn_norm=None, mlp_norm=None, attn_out_norm=RMS, mlp_out_norm=RMS,
+                attn=attention(q_norm=WIDE, k_norm=HeadNorm("layer", over="width")))] * 2,
+    ),
+    "hunyuan": model(
+        block(attn=attention(q_norm=TURNED, k_norm=TURNED)),
+        block(attn=attention(q_norm=TURNED, k_norm=Q)),
+        block(attn=attention(q_norm=WIDE, k_norm=HeadNorm("rms", weight=False, after_rope=True))),
+    ),
+    "opt": model(
+        *[block(attn=attention(rope=None), mlp=Mlp(70, "relu", False))] * 2, positions=Learned(64, offset=2),
+    ),
+    "embedding": model(block(), positions=Sinusoidal(), embed_norm=LAYER, embed_scale=3.5),
+    "phi": model(
+        *[block(attn=attention(rope=Rope(6, scaling=LONG)))] * 2,
+    ),
+}  # fmt: skip
+LOWERED = {name: spec for name, spec in VARIANTS.items() if name not in REFUSED} | FAMILIES
+every_variant = pytest.mark.parametrize("name", LOWERED)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -55,7 +124,7 @@ def token_by_token(run, ids, prefill=7, dtype=torch.float32, capacity=LENGTH):
 @every_variant
 @torch.inference_mode()
 def test_native_steps_equal_pytorch(name):
-    decoder = noisy_decoder(VARIANTS[name])
+    decoder = noisy_decoder(LOWERED[name])
     ids = random_ids(decoder.spec, 1, LENGTH)
     torch.testing.assert_close(token_by_token(NativeDecoder(decoder), ids), decoder(ids), atol=1e-5, rtol=0)
 
@@ -64,7 +133,7 @@ def test_native_steps_equal_pytorch(name):
 @torch.inference_mode()
 def test_native_bf16_is_closer_to_fp32_than_pytorch_bf16(name):
     """Its activations are fp32, so only the weights and the cache are rounded."""
-    decoder = noisy_decoder(VARIANTS[name], torch.bfloat16)
+    decoder = noisy_decoder(LOWERED[name], torch.bfloat16)
     ids = random_ids(decoder.spec, 1, LENGTH)
     native = token_by_token(NativeDecoder(decoder), ids, prefill=1, dtype=torch.bfloat16)
     torch_bf16 = token_by_token(decoder, ids, prefill=1, dtype=torch.bfloat16)
@@ -124,6 +193,32 @@ def test_a_token_outside_the_vocabulary_is_refused_before_memory_is_read():
         with pytest.raises(IndexError, match="outside the vocabulary"):
             native(torch.tensor([[bad]]), cache=cache)
     assert cache.length == 0
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED.keys() & VARIANTS.keys()))
+def test_a_spec_that_cannot_be_lowered_is_refused_by_name_and_runs_in_pytorch(name):
+    decoder = noisy_decoder(VARIANTS[name])
+    with pytest.raises(NativeUnavailableError, match=REFUSED[name]):
+        NativeDecoder(decoder)
+    assert accelerate(decoder) is decoder
+
+
+@pytest.mark.parametrize(
+    ("changes", "feature"),
+    [
+        ({"alibi": Alibi((0.5,) * 8)}, "ALiBi"),
+        ({"sinks": True}, "sinks"),
+        ({"window": Chunk(8)}, "chunks"),
+        ({"clip_qkv": 0.5}, "clipped"),
+        ({"temperature": QueryTemperature(0.1, 8)}, "temperature"),
+        ({"k_norm": HeadNorm("rms", over="own")}, "own"),
+    ],
+)
+def test_each_feature_is_refused_wherever_it_stands(changes, feature):
+    plain, special = block(), block(attn=attention(**changes))
+    check_lowers(model(plain))
+    with pytest.raises(NativeUnavailableError, match=feature):
+        check_lowers(model(plain, plain, special))
 
 
 def test_unsupported_weights_fall_back_to_pytorch(monkeypatch):
@@ -232,7 +327,7 @@ def test_a_forked_child_runs_on_without_its_parents_threads():
 @every_variant
 def test_operations_between_two_barriers_do_not_touch_each_others_results(name):
     """They run at once on different threads. A race would show once in a thousand runs; this always."""
-    lowered = Lowering(noisy_decoder(VARIANTS[name]), {})
+    lowered = Lowering(noisy_decoder(LOWERED[name]), {})
     written: set[int] = set()
     read: set[int] = set()
     for op in lowered.ops:
@@ -286,17 +381,21 @@ def test_what_the_native_core_does_not_do_is_the_fused_ones():
     assert q.grad is not None
     with torch.inference_mode():
         windowed = Mask(visible(torch.arange(20)[None], torch.arange(20)[None], 4))
-        for mask, softcap in ((windowed, None), (causal, 3.0)):
-            expected = ExplicitCore()(q, k, v, mask, 0.3, softcap)
-            torch.testing.assert_close(core(q, k, v, mask, 0.3, softcap), expected)
+        biased, sinks = Mask(causal=True, bias=torch.randn(1, 4, 20, 20)), torch.randn(4)
+        for mask, *more in ((windowed,), (causal, 3.0), (causal, None, sinks), (biased,)):
+            expected = ExplicitCore()(q, k, v, mask, 0.3, *more)
+            torch.testing.assert_close(core(q, k, v, mask, 0.3, *more), expected)
+        narrow = v[..., :12].clone()
+        torch.testing.assert_close(core(q, k, narrow, causal, 0.3), ExplicitCore()(q, k, narrow, causal, 0.3))
         double = [x.double() for x in (q, k, v)]
         assert core(*double, causal, 1.0).dtype == torch.float64
 
 
 @torch.inference_mode()
 def test_an_accelerated_decoder_gives_the_same_logits_for_a_prompt():
-    wide = attention(head_dim=16, scale=0.25, rope=Rope(16))
-    decoder = noisy_decoder(model(block(attn=wide), block(attn=wide)))
+    wide = attention(head_dim=16, scale=0.25, rope=Rope(16), q_norm=Q, k_norm=Q)
+    local = attention(head_dim=16, scale=0.25, rope=Rope(16), window=11)
+    decoder = noisy_decoder(model(block(attn=wide, **SANDWICH), block(attn=local, residual_scale=0.5)))
     ids = random_ids(decoder.spec, 1, LENGTH)
     expected = decoder(ids)
     native = accelerate(decoder)

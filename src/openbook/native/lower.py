@@ -2,12 +2,13 @@
 
 The list is derived from the spec block by block, in the order of `openbook.model.block`. Operations
 between two barriers run in any order, or at once: they may neither read nor write what another writes.
+What there is no operation for, `check_lowers` refuses by name.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import cast
 
 import torch
@@ -18,7 +19,10 @@ from openbook.model.attention import Attention
 from openbook.model.block import Block
 from openbook.model.mlp import Mlp
 from openbook.model.norm import Norm
-from openbook.spec.model import Rope
+from openbook.model.positions import LearnedPositions
+from openbook.native.build import NativeUnavailableError
+from openbook.spec.model import Block as BlockSpec
+from openbook.spec.model import Chunk, Experts, LatentAttention, ModelSpec, Rope
 from openbook.weights.blocks import Blocks
 
 EMBED, NORM, LINEAR, ROTATE, STORE, ATTEND, ACTIVATE, GATE, ADD = range(9)
@@ -47,6 +51,36 @@ class Op(ctypes.Structure):
     )  # fmt: skip
 
 
+def check_lowers(spec: ModelSpec) -> None:
+    """Raises `NativeUnavailableError`, naming the feature, for a spec with one that the runner cannot do."""
+    for block in spec.layers:
+        for feature in _beyond(block):
+            raise NativeUnavailableError(f"there is no native operation for {feature}")
+
+
+def _beyond(block: BlockSpec) -> Iterator[str]:
+    attn, mlp = block.attn, block.mlp
+    if isinstance(mlp, Experts):
+        yield "experts"
+    elif mlp.clamp is not None or mlp.up_offset:
+        yield "a clamped gate"
+    if isinstance(attn, LatentAttention):
+        yield "latent attention"
+        return
+    if isinstance(attn.window, Chunk):
+        yield "attention in chunks"
+    if attn.alibi is not None:
+        yield "linear biases (ALiBi)"
+    if attn.sinks:
+        yield "attention sinks"
+    if attn.clip_qkv is not None:
+        yield "clipped queries, keys and values"
+    if attn.temperature is not None:
+        yield "a temperature of queries"
+    if any(norm is not None and norm.over == "own" for norm in (attn.q_norm, attn.k_norm)):
+        yield "a norm whose weights are each head's own"
+
+
 class Lowering:
     """The op list of one decoder, with the buffers that it works in.
 
@@ -55,6 +89,7 @@ class Lowering:
     """
 
     def __init__(self, decoder: Decoder, blocks: Mapping[str, Blocks]) -> None:
+        check_lowers(decoder.spec)
         self.decoder = decoder
         self.dtype = decoder.embed.weight.dtype
         self._blocks = {id(p): blocks[name] for name, p in decoder.named_parameters() if name in blocks}
@@ -76,12 +111,14 @@ class Lowering:
         return sum(op.n * op.row_bytes for op in self.ops if op.code == LINEAR)
 
     def _embed(self) -> None:
-        table = getattr(self.decoder.positions, "weight", None)
-        computed = self.decoder.positions is not None and table is None
+        positions = self.decoder.positions
+        table = positions.weight[positions.offset :] if isinstance(positions, LearnedPositions) else None
+        computed = positions is not None and table is None
         self._emit(
-            EMBED, n=self.x.numel(), weight=self.decoder.embed.weight, bias=table,
-            a=self.position_vector if computed else None, dst=self.x,
+            EMBED, n=self.x.numel(), weight=self.decoder.embed.weight, scale=self.decoder.spec.embed_scale,
+            bias=table, a=self.position_vector if computed else None, dst=self.x,
         )  # fmt: skip
+        self._norm(self.decoder.embed_norm, self.x, self.x.numel(), into=self.x)
 
     def _block(self, n: int, block: Block) -> None:
         x, D = self.x, self.x.numel()
@@ -97,29 +134,35 @@ class Lowering:
             attended, fed = self._buffer(D), self._buffer(D)
             self._attend(n, block, normed, attended)
             self._feed_forward(block, mlp_input, fed)
-            self._emit(ADD, n=D, a=attended, dst=x)
-            self._emit(ADD, n=D, a=fed, dst=x)
+            self._emit(ADD, n=D, scale=block.spec.residual_scale, a=attended, dst=x)
+            self._emit(ADD, n=D, scale=block.spec.residual_scale, a=fed, dst=x)
         self._norm(block.end_norm, x, D, into=x)
 
     def _attend(self, n: int, block: Block, x: Tensor, into: Tensor | None = None) -> None:
-        self._sublayer(lambda y: self._attention(n, block.attn, x, y), block.attn_out_norm, into)
+        self._sublayer(
+            lambda y: self._attention(n, cast("Attention", block.attn), x, y),
+            block,
+            block.attn_out_norm,
+            into,
+        )
 
     def _feed_forward(self, block: Block, x: Tensor, into: Tensor | None = None) -> None:
-        self._sublayer(lambda y: self._mlp(block.mlp, x, y), block.mlp_out_norm, into)
+        self._sublayer(lambda y: self._mlp(cast("Mlp", block.mlp), x, y), block, block.mlp_out_norm, into)
 
     def _sublayer(
-        self, emit: Callable[[Tensor | None], None], out_norm: nn.Module, into: Tensor | None
+        self, emit: Callable[[Tensor | None], None], block: Block, out_norm: nn.Module, into: Tensor | None
     ) -> None:
         """into = out_norm(sublayer). With nowhere to go, the result is added to the residual stream, by the
-        sublayer's last matrix itself where no norm stands between."""
-        if into is None and not isinstance(out_norm, Norm):
+        sublayer's last matrix itself where neither a norm nor a multiplier stands between."""
+        scale = block.spec.residual_scale
+        if into is None and scale == 1 and not isinstance(out_norm, Norm):
             emit(None)
             return
         y = self._buffer(self.x.numel()) if into is None else into
         emit(y)
         self._norm(out_norm, y, y.numel(), into=y)
         if into is None:
-            self._emit(ADD, n=y.numel(), a=y, dst=self.x)
+            self._emit(ADD, n=y.numel(), scale=scale, a=y, dst=self.x)
 
     def _attention(self, n: int, attn: Attention, x: Tensor, into: Tensor | None) -> None:
         s = attn.spec
@@ -127,13 +170,11 @@ class Lowering:
         q, k, v = (self._buffer(width) for width in (s.q_width, s.kv_width, s.kv_width))
         for project, y in ((attn.q, q), (attn.k, k), (attn.v, v)):
             self._linear(project, x, y, barrier=y is v)
-        heads = ((q, attn.q_norm, s.n_heads), (k, attn.k_norm, s.n_kv_heads))
-        for y, norm, count in heads:
-            if norm is not None:
-                self._norm(norm, y, K, into=y, n=count, barrier=y is k or attn.k_norm is None)
+        self._norm_heads(attn, q, k, after_rope=False)
         if s.rope is not None:
-            for y, _, count in heads:
-                self._rotate(s.rope, y, count, K, barrier=y is k)
+            self._rotate(s.rope, q, s.n_heads, K, barrier=False)
+            self._rotate(s.rope, k, s.n_kv_heads, K)
+        self._norm_heads(attn, q, k, after_rope=True)
         self._emit(STORE, n=s.n_kv_heads, width=K, layer=n, a=k, b=v)
         y = self._buffer(s.q_width)
         self._emit(
@@ -141,6 +182,14 @@ class Lowering:
             scale=s.scale, softcap=s.softcap or 0.0, a=q, dst=y,
         )  # fmt: skip
         self._linear(attn.o, y, into)
+
+    def _norm_heads(self, attn: Attention, q: Tensor, k: Tensor, after_rope: bool) -> None:
+        """Those of the norms of queries and keys that come before the rotation, or after it."""
+        pairs = ((attn.q_norm, q), (attn.k_norm, k))
+        due = [(norm, y) for norm, y in pairs if norm is not None and norm.after_rope == after_rope]
+        for norm, y in due:
+            width = attn.spec.head_dim if norm.over == "head" else y.numel()
+            self._norm(norm, y, width, into=y, n=y.numel() // width, barrier=y is due[-1][1])
 
     def _mlp(self, mlp: Mlp, x: Tensor, into: Tensor | None) -> None:
         kind, F = ACTIVATIONS.index(mlp.spec.activation), mlp.spec.d_ff
@@ -159,13 +208,15 @@ class Lowering:
 
         The head's result goes nowhere yet either: each run gives its own tensor for the logits.
         """
-        residual = into is None and linear is not self.decoder.head
+        head = self.decoder.spec.head if linear is self.decoder.head else None
+        residual = into is None and head is None
         n, width = linear.weight.shape
         blocks = self._blocks.get(id(linear.weight))
         weight, matrix = (blocks.data, BLOCKS[blocks.type]) if blocks else (linear.weight, DTYPES[self.dtype])
         self._emit(
             LINEAR, n=n, width=width, flags=ACCUMULATE if residual else 0, barrier=barrier,
             weight=weight, matrix=matrix, row_bytes=weight.stride(0) * weight.itemsize,
+            scale=head.scale if head else 1.0, softcap=head.softcap if head else None,
             bias=linear.bias, a=x, dst=self.x if residual else into,
         )  # fmt: skip
 
@@ -188,7 +239,7 @@ class Lowering:
         )  # fmt: skip
         return y
 
-    def _rotate(self, rope: Rope, x: Tensor, n: int, width: int, barrier: bool) -> None:
+    def _rotate(self, rope: Rope, x: Tensor, n: int, width: int, barrier: bool = True) -> None:
         flags = INTERLEAVED if rope.layout == "interleaved" else 0
         turn = self.turns[rope]
         self._emit(ROTATE, n=n, width=width, group=rope.dim, flags=flags, barrier=barrier, b=turn, dst=x)
@@ -197,7 +248,7 @@ class Lowering:
         return torch.full((size,), torch.nan)
 
     def _emit(self, code: int, *, barrier: bool = True, **fields: int | float | Tensor | None) -> None:
-        op = Op(code=code, barrier=barrier, dtype=DTYPES[self.dtype])
+        op = Op(code=code, barrier=barrier, dtype=DTYPES[self.dtype], scale=1.0)
         for name, value in fields.items():
             if isinstance(value, Tensor):
                 self.keep.append(value)

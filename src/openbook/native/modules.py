@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from openbook.model import Decoder
 from openbook.model.attention import FusedCore, Mask
 from openbook.model.mlp import Activation
-from openbook.model.norm import Norm
+from openbook.model.norm import HeadNorm, Norm
 from openbook.model.positions import Rotate, Rotation
 from openbook.native.build import library
 from openbook.native.lower import (
@@ -42,9 +42,11 @@ def use_native_modules(decoder: Decoder) -> None:
         match module:
             case FusedCore():
                 decoder.set_submodule(name, NativeCore())
+            case HeadNorm():
+                pass  # its heads do not lie side by side in a prompt
             case Rotate() if module.rope.layout == "half":
                 decoder.set_submodule(name, NativeRotate(module.rope))
-            case Activation():
+            case Activation() if module.clamp is None and not module.up_offset:
                 decoder.set_submodule(name, NativeActivation(module.kind))
             case Norm():
                 decoder.set_submodule(name, NativeNorm(module))
@@ -139,13 +141,15 @@ class NativeCore(FusedCore):
         self,
         q: Float[Tensor, "B H T K"],
         k: Float[Tensor, "B G S K"],
-        v: Float[Tensor, "B G S K"],
+        v: Float[Tensor, "B G S U"],
         mask: Mask,
         scale: float,
         softcap: float | None = None,
-    ) -> Float[Tensor, "B H T K"]:
-        if not (mask.causal and softcap is None and _suits(q, k, v) and _packs(q, k, v)):
-            return super().forward(q, k, v, mask, scale, softcap)
+        sinks: Float[Tensor, " H"] | None = None,
+    ) -> Float[Tensor, "B H T U"]:
+        plain = mask.causal and mask.bias is None and softcap is None and sinks is None
+        if not (plain and _suits(q, k, v) and _packs(q, k, v)):
+            return super().forward(q, k, v, mask, scale, softcap, sinks)
         B, H, T, K = q.shape
         y = torch.empty(B, T, H, K, dtype=q.dtype)
         for row in range(B):
@@ -158,6 +162,7 @@ def _packs(q: Tensor, k: Tensor, v: Tensor) -> bool:
         q.shape[2] >= LEAST_ROWS
         and k.shape[2] <= MOST_KEYS
         and q.shape[3] % 16 == 0
+        and k.shape == v.shape
         and k.stride() == v.stride()
         and k.stride(2) == k.shape[3]
     )

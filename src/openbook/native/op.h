@@ -18,7 +18,7 @@ typedef struct {
     int64_t rows, keys;             /* PACK, ATTEND_ROWS: T queries, the last of S keys */
     int64_t a_row, a_head, kv_head; /* elements from one query row, query head, key/value head to the next */
     int32_t flags; /* ACCUMULATE: dst += instead of dst =; LAYERNORM; INTERLEAVED */
-    float eps, offset, scale, softcap;
+    float eps, offset, scale, softcap; /* scale: of scores, embeddings, logits and what is added; 0: no cap */
     const void *weight, *bias;
     const float *a, *b; /* inputs */
     float *dst;

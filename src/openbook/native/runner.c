@@ -22,7 +22,7 @@ static void run_op(const Op *op, const Step *step, int64_t from, int64_t to) {
     switch (op->code) {
     case EMBED: /* weight: the embedding; bias: learned positions, or none; a: added as it is, or none */
         for (int64_t i = from; i < to; i++) {
-            float x = load(op->weight, step->token * op->n + i, op->dtype);
+            float x = load(op->weight, step->token * op->n + i, op->dtype) * op->scale;
             if (op->bias) x += load(op->bias, step->position * op->n + i, op->dtype);
             op->dst[i] = op->a ? x + op->a[i] : x;
         }
@@ -40,7 +40,7 @@ static void run_op(const Op *op, const Step *step, int64_t from, int64_t to) {
     case GATE: gate(op, from, to); break;
     case ROTATE_ROWS: rotate_rows(op, from, to); break;
     case ADD:
-        for (int64_t i = from; i < to; i++) op->dst[i] += op->a[i];
+        for (int64_t i = from; i < to; i++) op->dst[i] += op->a[i] * op->scale;
         break;
     }
 }

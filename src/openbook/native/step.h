@@ -5,6 +5,8 @@
 
 static void put(const Op *op, int64_t r, float y) {
     if (op->bias) y += load(op->bias, r, op->dtype);
+    y *= op->scale;
+    if (op->softcap > 0) y = op->softcap * tanhf(y / op->softcap);
     op->dst[r] = op->flags & ACCUMULATE ? op->dst[r] + y : y;
 }
 
@@ -149,10 +151,12 @@ static inline float activation(float x, int kind) {
 
 INLINE void gate_of(const Op *op, int64_t from, int64_t to, int dtype) {
     int64_t i = from;
-    if (op->kind == SILU)
-        for (; i + 16 <= to; i += 16) {
-            v16 x = load16(op->a, i, dtype), e = exp16(choose(x < 0, x, -x)); /* e^-|x| */
-            v16 sigmoid = choose(x < 0, e, (v16){0} + 1) / (1 + e);
+    if (op->kind == SILU || op->kind == GELU_TANH)
+        for (; i + 16 <= to; i += 16) { /* (1 + tanh u) / 2 is the sigmoid of 2u */
+            v16 x = load16(op->a, i, dtype), z = x;
+            if (op->kind == GELU_TANH) z = 1.59576912160573072f * (x + 0.044715f * x * x * x);
+            v16 e = exp16(choose(z < 0, z, -z)); /* e^-|z| */
+            v16 sigmoid = choose(z < 0, e, (v16){0} + 1) / (1 + e);
             put16(op->dst, i, x * sigmoid * load16(op->b, i, dtype), dtype);
         }
     for (; i < to; i++)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -15,8 +15,8 @@ from openbook.model import Decoder, FusedCore
 from openbook.model.decoder import Cache
 from openbook.model.positions import rotation
 from openbook.native.build import NativeUnavailableError, library
-from openbook.native.lower import DTYPES, Lowering, Op
-from openbook.spec.model import Learned, ModelSpec
+from openbook.native.lower import DTYPES, Lowering, Op, check_lowers
+from openbook.spec.model import Attention, Learned, ModelSpec
 from openbook.weights.blocks import Blocks
 
 
@@ -56,14 +56,15 @@ class Binding:
 
     def __init__(self, layers: Sequence[BufferedLayer], spec: ModelSpec) -> None:
         count = len(layers)
-        wanted = [(1, block.attn.n_kv_heads, block.attn.head_dim) for block in spec.layers]
+        attns = [cast("Attention", block.attn) for block in spec.layers]
+        wanted = [(1, attn.n_kv_heads, attn.head_dim) for attn in attns]
         found = [(*layer.k.shape[:2], layer.k.shape[3]) for layer in layers]
         if found != wanted:
             raise ValueError("the cache was made for another model or batch: make one for this spec")
         self.k = (ctypes.c_void_p * count)(*(layer.k.data_ptr() for layer in layers))
         self.v = (ctypes.c_void_p * count)(*(layer.v.data_ptr() for layer in layers))
         self.cells = (ctypes.c_int64 * count)(*(layer.k.shape[2] for layer in layers))
-        self.scratch = torch.empty(max(block.attn.n_heads for block in spec.layers), max(self.cells))
+        self.scratch = torch.empty(max(attn.n_heads for attn in attns), max(self.cells))
 
 
 class NativeDecoder:
@@ -154,6 +155,7 @@ class NativeDecoder:
 
 
 def _check_supported(decoder: Decoder) -> None:
+    check_lowers(decoder.spec)
     parameters = list(decoder.parameters())
     dtypes = {p.dtype for p in parameters}
     if len(dtypes) != 1 or not dtypes <= set(DTYPES):
