@@ -3,7 +3,19 @@
 import pytest
 
 from openbook.ledger import RECIPES, LedgerError, Workload, ledger
-from openbook.spec.model import Attention, Block, Head, Mlp, ModelSpec, Norm
+from openbook.spec.model import (
+    Attention,
+    Block,
+    Chunk,
+    Experts,
+    Head,
+    LatentAttention,
+    Mlp,
+    ModelSpec,
+    Norm,
+    Rope,
+    Router,
+)
 from openbook.spec.presets import preset
 
 MIB = 2**20
@@ -57,6 +69,53 @@ def test_memory_grows_with_batch_length_and_precision(field):
     book = ledger(sliding_model())
     one, two = (book.memory(Workload("decode", **{field: value})).total for value in (less, more))
     assert one < two
+
+
+def deepseek_v3_attention():
+    norm = Norm("rms")
+    attn = LatentAttention(128, 128, 64, 128, 512, norm, 1.0, 1536, norm, Rope(64))
+    layers = (Block(attn, Mlp(18_432, "silu", gated=True)),) * 61
+    return ModelSpec(129_280, 7168, 4096, layers, Head(tied=False), norm)
+
+
+def test_latents_are_cached_once_and_priced_in_both_forms():
+    book = ledger(deepseek_v3_attention())
+    assert book.kv_bytes_per_token() == 61 * (512 + 64) * 2 == 70_272
+    assert book.kv_bytes_per_token_expanded() == 61 * 128 * (192 + 128) * 2 == 4_997_120
+    assert book.kv_bytes(3, 1000) == 3 * 1000 * 70_272
+    (row,) = book.cache(3, 1000)
+    assert (row.form, row.formula, row.token_bytes, row.cells) == ("latents", "(C+R)", 1152, 1000)
+    assert row.expanded_bytes == 3 * 1000 * 4_997_120
+
+
+def test_keys_and_values_are_expanded_already():
+    book = ledger(preset("llama-3-8b"))
+    assert book.kv_bytes_per_token_expanded() == book.kv_bytes_per_token()
+
+
+def test_a_chunk_caps_the_cache_at_its_size():
+    def layer(window):
+        return Block(Attention(4, 2, 8, 1.0, window=window), Mlp(48, "silu", gated=True))
+
+    spec = ModelSpec(100, 24, 64, (*[layer(Chunk(10))] * 3, layer(None)), Head(tied=True))
+    assert ledger(spec).kv_bytes(2, 25) == 2 * (3 * 10 + 25) * 2 * 2 * 8 * 2
+
+
+def test_the_cache_is_listed_by_what_layers_keep():
+    rows = ledger(sliding_model(), "fp16").cache(1, 131_072)
+    assert [(len(row.layers), row.window, row.cells, row.bytes) for row in rows] == [
+        (29, 1024, 1024, 116 * MIB),
+        (5, None, 131_072, 2560 * MIB),
+    ]
+    assert rows[1].layers == (5, 11, 17, 23, 29)
+
+
+def test_layers_that_differ_in_rotation_alone_keep_the_same():
+    def layer(base):
+        return Block(Attention(4, 2, 8, 1.0, Rope(8, base)), Mlp(48, "silu", gated=True))
+
+    book = ledger(ModelSpec(100, 24, 64, (layer(1e4), layer(1e6)), Head(tied=True)))
+    assert [row.layers for row in book.cache()] == [(0, 1)]
 
 
 # --- training ---
@@ -146,6 +205,15 @@ def test_a_parallel_bf16_layer_copies_the_shared_norm_twice():
     # One tensor for both halves in fp32; in bf16 each half casts it for itself.
     assert kept("fp32", "serial") - kept("fp32", "parallel_shared") == 5 * 24 * 4
     assert kept("bf16", "serial") == kept("bf16", "parallel_shared")
+
+
+def test_more_active_experts_keep_more():
+    def kept(n_active):
+        experts = Experts(8, n_active, Mlp(40, "silu", gated=True), Router("softmax", True))
+        spec = ModelSpec(100, 24, 64, (Block(Attention(4, 4, 8, 1.0), experts),), Head(tied=False))
+        return ledger(spec).memory(Workload("train", batch=2, new=16))["activations"]
+
+    assert kept(2) < kept(4) < kept(8)
 
 
 def test_generation_keeps_nothing_for_a_backward_pass():

@@ -8,8 +8,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openbook.ledger import LedgerError, Workload, ledger
-from openbook.ledger.ops import visible_pairs
-from openbook.spec.model import Attention, Block, Head, Mlp, ModelSpec, Norm
+from openbook.ledger.ops import experts_read, read_keys, visible_pairs
+from openbook.spec.model import (
+    Alibi,
+    Attention,
+    Block,
+    Chunk,
+    Experts,
+    Head,
+    HeadNorm,
+    LatentAttention,
+    Mlp,
+    ModelSpec,
+    Norm,
+    QueryTemperature,
+    Rope,
+    Router,
+    Shared,
+)
 from openbook.spec.presets import preset
 
 
@@ -20,6 +36,20 @@ def named(spec, workload, dtype="bf16"):
 def one_layer(n_heads=4, n_kv_heads=4, head_dim=8, window=None, tied=False):
     attn = Attention(n_heads, n_kv_heads, head_dim, 1.0, window=window)
     return ModelSpec(100, 24, 64, (Block(attn, Mlp(48, "relu", gated=False)),), Head(tied))
+
+
+def mixture(n_experts=16, n_active=3, shared=None, tied=False):
+    """One layer of width 24 with experts of width 10."""
+    expert = Mlp(10, "silu", gated=True)
+    experts = Experts(n_experts, n_active, expert, Router("softmax", True), shared)
+    return ModelSpec(100, 24, 64, (Block(Attention(4, 2, 8, 1.0), experts),), Head(tied))
+
+
+def latent(q_rank=14, window=None):
+    """One layer of width 24 with 4 heads of 6 + 2, values of 5, from latents of 9."""
+    norm = Norm("rms")
+    attn = LatentAttention(4, 6, 2, 5, 9, norm, 1.0, q_rank, norm if q_rank else None, Rope(2), window=window)
+    return ModelSpec(100, 24, 64, (Block(attn, Mlp(48, "relu", gated=False)),), Head(tied=False))
 
 
 def attention_flops(spec, workload):
@@ -108,14 +138,27 @@ def test_one_token_sees_the_same_keys_causally_and_in_full():
         assert attention_flops(one_layer(4, 4, 8), w) == 4 * 4 * 8 * 100
 
 
-@given(new=st.integers(1, 30), past=st.integers(0, 30), window=st.none() | st.integers(1, 40))
+def sees(query, key, window):
+    if key > query:
+        return False
+    if isinstance(window, Chunk):
+        return key // window.size == query // window.size
+    return window is None or key > query - window
+
+
+windows = st.none() | st.integers(1, 40) | st.builds(Chunk, st.integers(1, 40))
+
+
+@given(new=st.integers(1, 30), past=st.integers(0, 90), window=windows)
 def test_visible_pairs_are_the_trues_of_the_mask(new, past, window):
-    mask = [
-        k <= q and (window is None or k > q - window)
-        for q in range(past, past + new)
-        for k in range(past + new)
-    ]
+    mask = [sees(q, k, window) for q in range(past, past + new) for k in range(past + new)]
     assert visible_pairs(new, past, window) == sum(mask)
+
+
+@given(new=st.integers(1, 30), past=st.integers(0, 90), window=windows)
+def test_read_keys_are_those_that_some_new_token_sees(new, past, window):
+    keys = [k for k in range(past + new) if any(sees(q, k, window) for q in range(past, past + new))]
+    assert read_keys(new, past, window) == len(keys)
 
 
 def test_a_window_caps_full_attention_too():
@@ -124,12 +167,19 @@ def test_a_window_caps_full_attention_too():
     assert attention_flops(one_layer(window=99), w) == attention_flops(one_layer(), w)
 
 
-@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize("window", [None, 5, Chunk(6)])
 def test_a_sequence_token_by_token_costs_what_it_costs_at_once(window):
     # With a cache nothing is computed twice, so generation costs as much as reading the same text.
     book = ledger(one_layer(window=window))
     at_once = book.totals(Workload("prefill", new=20, last_only=False)).flops
     assert sum(book.flops_per_token(position) for position in range(20)) == at_once
+
+
+def test_a_chunk_is_charged_its_triangle_and_in_full_its_square():
+    causal, full = (Workload("prefill", new=24, attention=a) for a in ("causal", "full"))
+    spec = one_layer(window=Chunk(8))
+    assert attention_flops(spec, causal) == 4 * 4 * 8 * 3 * (8 * 9 // 2)
+    assert attention_flops(spec, full) == 4 * 4 * 8 * 3 * 8 * 8
 
 
 def test_training_is_three_forward_passes():
@@ -159,6 +209,123 @@ def test_every_formula_gives_its_number(batch, new, past):
                     product *= int(factor)
                 assert product == row.flops
                 assert len(row.numbers.split("·")) == len(row.formula.split("·"))
+
+
+# --- experts ---
+
+
+def test_a_token_is_charged_its_active_experts():
+    flops = {name: row.flops for name, row in named(mixture(), Workload("prefill", 2, 5)).items()}
+    assert flops["layers.0.mlp.router"] == 2 * 2 * 5 * 16 * 24
+    for name in ("gate", "up", "down"):
+        assert flops[f"layers.0.mlp.experts.{name}"] == 2 * 2 * 5 * 3 * 10 * 24
+
+
+def test_more_experts_cost_a_token_only_their_logits():
+    few, many = (ledger(mixture(n_experts=n)).totals(Workload("train", new=7)) for n in (16, 21))
+    assert many.flops - few.flops == 3 * 7 * 2 * 24 * 5 == many.router_flops - few.router_flops
+    one = ledger(mixture(n_active=1)).totals(Workload("train", new=7))
+    assert few.flops - one.flops == 3 * 7 * 2 * (3 * 24 * 10) * 2
+
+
+def test_a_shared_expert_is_charged_for_every_token_with_its_gate():
+    shared = Shared(Mlp(13, "silu", gated=True), gated=True)
+    plain, more = (ledger(spec).flops_per_token() for spec in (mixture(), mixture(shared=shared)))
+    assert more - plain == 2 * (3 * 24 * 13) + 2 * 24
+
+
+def test_a_step_reads_at_most_all_experts():
+    size = 3 * 24 * 10
+    routed = [
+        sum(r.weight_bytes for n, r in named(mixture(), w).items() if "mlp.experts." in n)
+        for w in (Workload("decode"), Workload("decode", batch=4), Workload("prefill", new=40))
+    ]
+    assert routed == [3 * size * 2, 12 * size * 2, 16 * size * 2]
+
+
+def test_experts_read_bound_what_uniform_routing_expects():
+    for tokens in (1, 2, 8, 100):
+        expected = 128 * (1 - (1 - 8 / 128) ** tokens)
+        assert expected <= experts_read(128, 8, tokens) + 1e-9 <= 128 + 1e-9
+    assert experts_read(128, 8, 1) == 8
+
+
+def test_the_router_and_the_reading_of_experts_are_named_beside_the_total():
+    said = ledger(mixture()).conventions(Workload("prefill", new=5))
+    assert f"routers in ({5 * 2 * 16 * 24:,})" in said
+    assert "at most min(E, B·T·A) experts' weights are read" in said
+    assert not any("router" in words for words in ledger(one_layer()).conventions(Workload()))
+
+
+# --- latent attention ---
+
+
+def test_expanded_latents_cost_the_expansion_of_every_key():
+    w = Workload("prefill", batch=2, new=7)
+    flops = {name.removeprefix("layers.0."): row.flops for name, row in named(latent(), w).items()}
+    pairs = 7 * 8 // 2
+    assert {name: count for name, count in flops.items() if name.startswith("attn.") and count} == {
+        "attn.q_down": 2 * 2 * 7 * 24 * 14,
+        "attn.q_up": 2 * 2 * 7 * 14 * 4 * 8,
+        "attn.kv_down": 2 * 2 * 7 * 24 * 11,
+        "attn.kv_up": 2 * 2 * 7 * 9 * 4 * 11,
+        "attn.scores": 2 * 2 * 4 * pairs * 8,
+        "attn.mix": 2 * 2 * 4 * pairs * 5,
+        "attn.o": 2 * 2 * 7 * 4 * 5 * 24,
+    }
+
+
+def test_absorbed_latents_cost_two_products_a_head_and_wider_scores():
+    w = Workload("decode", batch=2, past=30)
+    flops = {name.removeprefix("layers.0."): row.flops for name, row in named(latent(), w).items()}
+    assert "attn.kv_up" not in flops
+    assert flops["attn.q_absorb"] == 2 * 2 * 4 * 6 * 9
+    assert flops["attn.v_absorb"] == 2 * 2 * 4 * 5 * 9
+    assert flops["attn.scores"] == 2 * 2 * 4 * 31 * 11
+    assert flops["attn.mix"] == 2 * 2 * 4 * 31 * 9
+
+
+def test_a_chunk_after_cached_latents_expands_them_all():
+    (layer,) = latent().layers
+    assert isinstance(layer.attn, LatentAttention)
+    assert layer.attn.absorbs(13, 30)
+    assert not layer.attn.absorbs(15, 30)
+    rows = named(latent(), Workload("prefill", new=15, past=30))
+    assert rows["layers.0.attn.kv_up"].flops == 2 * 45 * 9 * 4 * 11
+    assert rows["layers.0.attn.kv_up"].out_shape == (1, 45, 44)
+
+
+def test_latents_without_a_query_rank_have_one_query_matrix():
+    rows = named(latent(q_rank=None), Workload("prefill", new=7))
+    assert rows["layers.0.attn.q"].flops == 2 * 7 * 24 * 4 * 8
+    assert not {"layers.0.attn.q_down", "layers.0.attn.q_norm", "layers.0.attn.q_up"} & set(rows)
+
+
+@pytest.mark.parametrize("new", [1, 15])
+def test_each_latent_is_read_and_written_once_however_it_is_used(new):
+    totals = ledger(latent()).totals(Workload("prefill", batch=2, new=new, past=30))
+    assert totals.kv_read == 2 * (30 + new) * (9 + 2) * 2
+    assert totals.kv_written == 2 * new * (9 + 2) * 2
+
+
+def test_the_expansion_reads_kv_up_whole_however_it_is_used():
+    expanded, absorbed = Workload("prefill", new=15, past=30), Workload("decode", past=30)
+    for w in (expanded, absorbed):
+        read = {n: r.weight_bytes for n, r in named(latent(), w).items() if "kv_up" in n or "absorb" in n}
+        assert sum(read.values()) == 4 * (6 + 5) * 9 * 2
+        assert len(read) == (1 if w is expanded else 2)
+
+
+@pytest.mark.parametrize(("w", "said"), [(Workload("decode", past=30), "absorbed"), (Workload(), "expanded")])
+def test_the_form_of_latent_attention_is_named_beside_the_total(w, said):
+    assert any(said in words for words in ledger(latent()).conventions(w))
+
+
+def test_half_and_full_hold_for_latents_too():
+    half, full = (
+        attention_flops(latent(), Workload("prefill", new=8, attention=a)) for a in ("half", "full")
+    )
+    assert 2 * half == full == 2 * 4 * 8 * 8 * (8 + 5)
 
 
 # --- shapes ---
@@ -206,6 +373,55 @@ def test_steps_come_in_the_order_in_which_they_run():
         )
     ]  # fmt: skip
     assert names[-2:] == ["final_norm", "head"]
+
+
+def test_every_step_of_a_layer_that_has_everything_comes_in_order():
+    norm, early, late = Norm("rms"), HeadNorm("rms"), HeadNorm("rms", after_rope=True)
+    attn = Attention(
+        4, 2, 8, 1.0, Rope(8), q_norm=early, k_norm=late, temperature=QueryTemperature(0.1, 16), sinks=True
+    )
+    shared = Shared(Mlp(13, "silu", gated=True), gated=True)
+    experts = Experts(16, 3, Mlp(10, "silu", gated=True), Router("softmax", True), shared)
+    places = ("attn_norm", "attn_out_norm", "attn_add_norm", "mlp_norm", "mlp_out_norm", "mlp_add_norm")
+    layer = Block(attn, experts, end_norm=norm, **dict.fromkeys(places, norm))
+    spec = ModelSpec(100, 24, 64, (layer,), Head(tied=True), norm, embed_norm=norm, embed_scale=2.0)
+    names = [row.name.removeprefix("layers.0.") for row in ledger(spec).ops(Workload())]
+    assert names == [
+        "embed", "embed_norm", "attn_norm", "attn.q", "attn.k", "attn.v", "attn.q_norm", "attn.q_rope",
+        "attn.k_rope", "attn.k_norm", "attn.temperature", "attn.scores", "attn.masked", "attn.probs",
+        "attn.mix", "attn.o", "attn_out_norm", "attn_add", "attn_add_norm", "mlp_norm", "mlp.router",
+        "mlp.chosen", "mlp.experts.gate", "mlp.experts.up", "mlp.experts.act", "mlp.experts.down",
+        "mlp.experts.sum", "mlp.shared.gate", "mlp.shared.up", "mlp.shared.act", "mlp.shared.down",
+        "mlp.shared_gate", "mlp.shared_add", "mlp_out_norm", "mlp_add", "mlp_add_norm", "end_norm",
+        "final_norm", "head",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("past", [0, 30])
+def test_every_step_of_latent_attention_comes_in_order(past):
+    names = [row.name for row in ledger(latent()).ops(Workload("decode", past=past))]
+    attended = ["scores", "masked", "probs", "mix"]
+    latents = ["q_down", "q_norm", "q_up", "kv_down", "kv_norm"]
+    expanded = [*latents, "kv_up", "q_rope", "k_rope", *attended, "o"]
+    absorbed = [*latents, "q_rope", "k_rope", "q_absorb", *attended, "v_absorb", "o"]
+    steps = absorbed if past else expanded
+    assert [n for n in names if ".attn." in n] == [f"layers.0.attn.{step}" for step in steps]
+
+
+def test_multipliers_caps_and_biases_by_distance_cost_nothing():
+    plain = one_layer()
+    attn = Attention(
+        4, 4, 8, 1.0, softcap=5.0, alibi=Alibi((0.5, 0.25, 0.125, 0.1)), sinks=True, clip_qkv=3.0
+    )
+    layer = Block(attn, Mlp(48, "relu", gated=False), residual_scale=0.5)
+    loaded = plain.replace(
+        layers=(layer,),
+        head=Head(tied=False, scale=0.5, softcap=9.0),
+        embed_scale=2.0,
+        embed_norm=Norm("rms"),
+    )
+    w = Workload("train", batch=2, new=9)
+    assert ledger(loaded).totals(w).flops == ledger(plain).totals(w).flops
 
 
 # --- bytes ---

@@ -9,6 +9,7 @@ import pytest
 from openbook.ledger import LedgerError, Workload, ledger
 from openbook.ledger.table import (
     WIDTH,
+    cache_table,
     human_bytes,
     layer_label,
     memory_table,
@@ -18,12 +19,37 @@ from openbook.ledger.table import (
     tensor_table,
     to_json,
 )
-from openbook.spec.model import from_dict
+from openbook.spec.model import (
+    Attention,
+    Block,
+    Experts,
+    Head,
+    LatentAttention,
+    Mlp,
+    ModelSpec,
+    Norm,
+    Rope,
+    Router,
+    Shared,
+    from_dict,
+)
 from openbook.spec.presets import PRESETS, preset
 
 
 def read_csv(table):
     return list(csv.DictReader(io.StringIO(table.csv())))
+
+
+def mixed_model():
+    """A dense layer with grouped queries, then two with latents and experts."""
+    norm = Norm("rms")
+    dense = Block(Attention(4, 2, 8, 1.0), Mlp(50, "silu", gated=True), attn_norm=norm, mlp_norm=norm)
+    attn = LatentAttention(4, 6, 2, 5, 9, norm, 1.0, 14, norm, Rope(2))
+    shared = Shared(Mlp(13, "silu", gated=True), gated=True)
+    router = Router("sigmoid", True, correction=True)
+    experts = Experts(16, 3, Mlp(10, "silu", gated=True), router, shared)
+    sparse = Block(attn, experts, attn_norm=norm, mlp_norm=norm)
+    return ModelSpec(100, 24, 64, (dense, sparse, sparse), Head(tied=False), norm, name="mixed")
 
 
 def every_table(book, workload):
@@ -33,6 +59,7 @@ def every_table(book, workload):
         tensor_table(book),
         op_table(book, workload),
         memory_table(book, workload),
+        cache_table(book, workload),
     ]
 
 
@@ -69,6 +96,26 @@ def test_every_grouping_of_the_steps_adds_up_to_the_total(by):
     rows = read_csv(op_table(book, w, by))
     assert sum(int(row["FLOPs"]) for row in rows) == book.totals(w).flops
     assert sum(int(row["KV written"]) for row in rows) == book.totals(w).kv_written
+
+
+@pytest.mark.parametrize("by", ["kind", "tensor", "layer"])
+def test_every_grouping_of_mixed_layers_adds_up(by):
+    book, w = ledger(mixed_model()), Workload("decode", batch=2, past=30)
+    rows = read_csv(tensor_table(book, by))
+    assert sum(int(row["count" if by == "layer" else "all layers"]) for row in rows) == book.params.total
+    steps = read_csv(op_table(book, w, by))
+    assert sum(int(row["FLOPs"]) for row in steps) == book.totals(w).flops
+    assert sum(int(row["KV read"]) for row in steps) == book.totals(w).kv_read
+
+
+def test_the_cache_is_listed_with_what_latents_would_take_expanded():
+    book, w = ledger(mixed_model()), Workload("decode", batch=2, past=30)
+    table = cache_table(book, w)
+    rows = read_csv(table)
+    assert [row["a token keeps"] for row in rows] == ["keys and values", "latents"]
+    assert sum(int(row["all"]) for row in rows) == book.kv_bytes(2, 31)
+    assert "if expanded" in table.text()
+    assert "if expanded" not in cache_table(ledger(preset("gpt2")), w).text()
 
 
 def test_an_unknown_grouping_is_refused():
@@ -212,6 +259,36 @@ def test_the_parts_by_hand_add_up(name):
     outside = ("token embedding", "learned positions", "final norm", "output head")
     total = sum(rows[part][1] for part in outside if part in rows)
     assert total + layer * preset(name).n_layers == rows["total"][1] == ledger(preset(name)).params.total
+
+
+def test_the_parts_of_every_kind_of_layer_add_up():
+    book = ledger(mixed_model())
+    rows = [(label, count) for label, _, count in summary_table(book).rows]
+    parts = ("attention", "norms", "feed-forward", "router", "experts", "shared expert")
+    for layers, times in (("layers 0, each", 1), ("layers 1-2, each", 2)):
+        counted = sum(n for label, n in rows if label.endswith(layers) and label.startswith(parts))
+        assert counted == dict(rows)[layers], times
+    counts = dict(rows)
+    assert counts["3 layers"] == counts["layers 0, each"] + 2 * counts["layers 1-2, each"]
+    assert counts["total"] == book.params.total
+    assert counts["active, of one token"] == book.params.active
+
+
+def test_experts_and_latents_are_written_in_letters():
+    formulas = {label: formula for label, formula, _ in summary_table(ledger(mixed_model())).rows}
+    assert formulas["experts, layers 1-2, each"] == "3·E·F·D"
+    assert formulas["shared expert, layers 1-2, each"] == "3·J·D + D"
+    assert formulas["router, layers 1-2, each"] == "E·D + E"
+    assert formulas["q, k, v, layers 1-2, each"] == "H·(N+R)·Q + H·(N+U)·C + Q·D + (C+R)·D"
+
+
+def test_a_long_formula_is_broken_between_its_terms():
+    lines = summary_table(ledger(mixed_model())).text().splitlines()
+    assert max(map(len, lines)) <= WIDTH
+    start = next(i for i, line in enumerate(lines) if line.startswith("layers 1-2, each"))
+    formula = lines[start].split("each")[1].rstrip("0123456789, ").split() + lines[start + 1].split()
+    (whole,) = (row[1] for row in summary_table(ledger(mixed_model())).rows if row[0] == "layers 1-2, each")
+    assert " ".join(formula) == whole
 
 
 # --- JSON ---

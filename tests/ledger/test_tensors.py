@@ -10,7 +10,21 @@ from bounded import bounded_work
 from openbook.ledger import LedgerError, Workload, ledger
 from openbook.ledger.tensors import dtype_name, nbytes
 from openbook.spec.hf import from_config
-from openbook.spec.model import Attention, Block, Head, Learned, Mlp, ModelSpec, Norm, Rope
+from openbook.spec.model import (
+    Attention,
+    Block,
+    Experts,
+    Head,
+    HeadNorm,
+    LatentAttention,
+    Learned,
+    Mlp,
+    ModelSpec,
+    Norm,
+    Rope,
+    Router,
+    Shared,
+)
 from openbook.spec.presets import preset
 
 DENSE = ("gpt2", "llama", "mistral", "qwen2", "qwen3")
@@ -165,6 +179,112 @@ def test_a_tied_heads_bias_still_counts():
     assert rows(with_bias)["head.bias"].tie is None
 
 
+# --- experts and latents ---
+
+
+def experts(**changes):
+    mlp = Mlp(10, "silu", gated=True, up_bias=True, down_bias=True)
+    router = Router("sigmoid", True, bias=True, correction=True)
+    return replace(Experts(16, 3, mlp, router, Shared(Mlp(13, "silu", gated=True), gated=True)), **changes)
+
+
+def test_experts_are_stacked_and_the_router_has_a_row_for_each():
+    named = {
+        name.removeprefix("layers.0."): row.shape for name, row in rows(spec_of(block(mlp=experts()))).items()
+    }
+    assert {name: shape for name, shape in named.items() if name.startswith("mlp.")} == {
+        "mlp.router.weight": (16, 24),
+        "mlp.router.bias": (16,),
+        "mlp.router.correction": (16,),
+        "mlp.experts.gate.weight": (16, 10, 24),
+        "mlp.experts.gate.bias": (16, 10),
+        "mlp.experts.up.weight": (16, 10, 24),
+        "mlp.experts.up.bias": (16, 10),
+        "mlp.experts.down.weight": (16, 24, 10),
+        "mlp.experts.down.bias": (16, 24),
+        "mlp.shared.gate.weight": (13, 24),
+        "mlp.shared.up.weight": (13, 24),
+        "mlp.shared.down.weight": (24, 13),
+        "mlp.shared_gate.weight": (1, 24),
+    }
+
+
+def test_a_token_uses_its_experts_and_everything_else():
+    book = ledger(spec_of(block(mlp=experts())))
+    one_expert = 3 * 24 * 10 + 10 + 10 + 24
+    assert book.params.total - book.params.active == 13 * one_expert
+    embedding = 2 * 100 * 24
+    assert book.params.active_excl_input_embedding == book.params.active - embedding // 2
+    assert book.params.active_non_embedding == book.params.active - embedding
+
+
+def test_without_experts_every_parameter_is_active():
+    params = ledger(preset("gpt2")).params
+    assert params.active == params.total
+    assert params.active_non_embedding == params.non_embedding
+
+
+def test_router_corrections_are_told_apart():
+    params = ledger(spec_of(block(mlp=experts()), block(mlp=experts()), block())).params
+    assert params.total - params.without_corrections == 2 * 16
+
+
+def test_sinks_and_corrections_are_no_weights_of_a_product():
+    plain = spec_of(block(mlp=experts(router=Router("sigmoid", True))))
+    more = spec_of(
+        block(
+            attn=replace(block().attn, sinks=True),
+            mlp=experts(router=Router("sigmoid", True, correction=True)),
+        )
+    )
+    assert ledger(more).params.total - ledger(plain).params.total == 4 + 16
+    assert ledger(more).params.weights_only == ledger(plain).params.weights_only
+    assert ledger(more).params.block_matrices == ledger(plain).params.block_matrices
+
+
+@pytest.mark.parametrize(
+    ("over", "q", "k"), [("head", (8,), (8,)), ("own", (4, 8), (2, 8)), ("width", (32,), (16,))]
+)
+def test_a_norm_of_queries_has_a_weight_of_what_it_norms(over, q, k):
+    norm = HeadNorm("layer", bias=True, over=over)
+    named = rows(spec_of(block(attn=replace(block().attn, q_norm=norm, k_norm=norm))))
+    assert [named[f"layers.0.attn.{x}_norm.{y}"].shape for x in "qk" for y in ("weight", "bias")] == [
+        q,
+        q,
+        k,
+        k,
+    ]
+
+
+def test_latent_attention_has_two_matrices_down_and_two_up():
+    norm = Norm("rms")
+    attn = LatentAttention(4, 6, 2, 5, 9, norm, 1.0, 14, norm, Rope(2), down_bias=True, o_bias=True)
+    named = {
+        n.removeprefix("layers.0.attn."): (r.shape, r.formula)
+        for n, r in rows(spec_of(block(attn=attn))).items()
+    }
+    assert {
+        name: row for name, row in named.items() if not name.startswith(("layers", "embed", "head", "final"))
+    } == {
+        "q_down.weight": ((14, 24), "Q·D"),
+        "q_down.bias": ((14,), "Q"),
+        "q_norm.weight": ((14,), "Q"),
+        "q_up.weight": ((32, 14), "H·(N+R)·Q"),
+        "kv_down.weight": ((11, 24), "(C+R)·D"),
+        "kv_down.bias": ((11,), "(C+R)"),
+        "kv_norm.weight": ((9,), "C"),
+        "kv_up.weight": ((44, 9), "H·(N+U)·C"),
+        "o.weight": ((24, 20), "D·H·U"),
+        "o.bias": ((24,), "D"),
+    }
+
+
+def test_positions_with_an_offset_have_rows_for_it():
+    named = rows(spec_of(positions=Learned(64, offset=2), embed_norm=Norm("layer", bias=True)))
+    assert named["positions.weight"].shape == (66, 24)
+    assert named["embed_norm.bias"].shape == (24,)
+
+
 # --- worked examples ---
 
 
@@ -232,9 +352,16 @@ def test_a_row_reads_like_a_papers_appendix():
 
 
 def test_formulas_give_the_counts():
+    norm = Norm("rms")
+    attn = LatentAttention(4, 6, 2, 5, 9, norm, 1.0, 14, norm)
+    everything = block(attn=attn, mlp=experts())
+    for layer in (block(attn=replace(block().attn, sinks=True)), everything):
+        assert_formulas_give_counts(spec_of(layer, positions=Learned(64, offset=2)))
+
+
+def assert_formulas_give_counts(spec):
     from openbook.ledger.tensors import block_numbers, evaluate, model_numbers
 
-    spec = spec_of(positions=Learned(64))
     numbers = model_numbers(spec) | block_numbers(spec.layers[0])
     for row in ledger(spec).tensors:
         assert evaluate(row.formula, numbers) == row.count, row.name
@@ -287,6 +414,16 @@ def test_dtypes_answer_to_their_usual_names():
 
 
 # --- size ---
+
+
+def test_a_trillion_experts_are_counted_exactly():
+    huge = 10**12
+    spec = spec_of(block(mlp=Experts(huge, 2, Mlp(huge, "relu", gated=False), Router("softmax", True))))
+    with bounded_work(1):
+        book = ledger(spec)
+        assert book.params.total - book.params.active == (huge - 2) * 2 * 24 * huge
+        assert book.totals(Workload("train", new=7)).router_flops == 6 * 7 * huge * 24
+        assert book.memory(Workload("decode", batch=huge, past=huge)).total > huge**2
 
 
 def test_absurd_sizes_are_answered_exactly():

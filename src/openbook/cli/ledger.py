@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from openbook.cli import terminal
+from openbook.cli.errors import UsageError
 from openbook.cli.options import Json, Model, Quiet, Verbose
 
 if TYPE_CHECKING:
@@ -36,6 +37,10 @@ Format = Annotated[
 
 def run(
     model: Model,
+    versus: Annotated[
+        str | None,
+        typer.Option("--vs", help="A second model, to stand beside the first.", show_default=False),
+    ] = None,
     by: By = None,
     params: Annotated[
         bool, typer.Option("--params", help="The parameter count under every definition.")
@@ -63,6 +68,7 @@ def run(
     """The ledger of a model: by default the count of its parameters as one does it by hand."""
     from openbook.ledger import Workload, ledger
     from openbook.ledger.table import (
+        cache_table,
         memory_table,
         op_table,
         params_table,
@@ -73,9 +79,16 @@ def run(
     from openbook.sources import resolve
 
     book = ledger(resolve(model).spec, dtype)
+    other = ledger(resolve(versus).spec, dtype) if versus is not None else None
     if new is None:
-        new = 1 if mode == "decode" else min(512, book.spec.max_positions)
+        longest = min(one.spec.max_positions for one in (book, other or book))
+        new = 1 if mode == "decode" else min(512, longest)
     workload = Workload(mode, batch, new, past, attention=attention)
+    if other is not None:
+        if by is not None or params or ops or memory:
+            raise UsageError("--vs compares everything at once: leave out --by, --params, --ops and --memory")
+        _compare(book, other, workload, "json" if json else form)
+        return
     if json or form == "json":
         data = to_json(book, workload, by or "kind")
         terminal.write_json("ledger", {k: v for k, v in data.items() if k != "schema"})
@@ -90,9 +103,24 @@ def run(
         tables.append(op_table(book, workload, by or "kind"))
     if memory:
         tables.append(memory_table(book, workload))
+        if mode != "train":
+            tables.append(cache_table(book, workload))
     print(_written(tables or [summary_table(book)], form), end="")
     if form == "text" and not tables:
         print(_costs(book, workload))
+
+
+def _compare(a: Ledger, b: Ledger, workload: Workload, form: str) -> None:
+    from openbook.cli.versus import print_versus
+    from openbook.ledger import compare
+
+    if form == "json":
+        data = compare.to_json_of_both(a, b, workload)
+        terminal.write_json("ledger", {k: v for k, v in data.items() if k != "schema"})
+    elif form == "text":
+        print_versus(a, b, workload)
+    else:
+        print(_written(compare.tables(a, b, workload), form), end="")
 
 
 def _written(tables: list[Table], form: str) -> str:
@@ -100,10 +128,19 @@ def _written(tables: list[Table], form: str) -> str:
 
 
 def _costs(book: Ledger, workload: Workload) -> str:
-    """What one token costs, in one line."""
+    """What one token costs, in a few lines."""
     from openbook.ledger.table import human_bytes
 
-    return (
-        f"In {book.dtype}: weights {human_bytes(book.weight_bytes)}; a token takes "
-        f"{book.flops_per_token():,} FLOPs and {book.kv_bytes_per_token():,} bytes of KV cache."
-    )
+    weights, flops = human_bytes(book.weight_bytes), book.flops_per_token()
+    kv, expanded = book.kv_bytes_per_token(), book.kv_bytes_per_token_expanded()
+    lines = [
+        f"In {book.dtype}: weights {weights}; a token takes {flops:,} FLOPs and {kv:,} bytes of KV cache."
+    ]
+    if expanded != kv:
+        lines.append(f"The cache holds latents; expanded to keys and values they take {expanded:,} bytes.")
+    lines += [
+        f"{len(row.layers)} of {book.spec.n_layers} layers keep at most {row.window:,} tokens (window)."
+        for row in book.cache()
+        if row.window is not None
+    ]
+    return "\n".join(lines)

@@ -185,7 +185,7 @@ def experts_read(n_experts: int, n_active: int, tokens: int) -> int:
     """The experts whose weights a pass over `tokens` tokens reads, at most: min(E, tokens · A).
 
     An upper bound, reached if tokens choose differently. Where every choice is equally likely,
-    E · (1 - (1 - A/E)^tokens) experts are read on average: 40 of 128 for 8 tokens that choose 8.
+    E · (1 - (1 - A/E)^tokens) experts are read on average: 52 of 128 where 8 tokens choose 8 each, not 64.
     """
     return min(n_experts, n_active * tokens)
 
