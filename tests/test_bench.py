@@ -29,7 +29,8 @@ from openbook.ledger import Ledger, Workload
 from openbook.lm import LanguageModel, load
 from openbook.model import Decoder, init_weights
 from openbook.spec.model import Attention, Block, Head, Mlp, ModelSpec, Norm, Rope
-from openbook.weights.save import save_gguf, save_hf
+from openbook.weights.save import save_hf
+from openbook.weights.save_gguf import save_gguf
 
 Test.__test__ = False  # type: ignore[attr-defined]  # a benchmark's test, not pytest's
 

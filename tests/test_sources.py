@@ -14,7 +14,7 @@ from openbook import models, sources
 from openbook.files import FileError, write_gguf
 from openbook.sources import NotFoundError, read_json, resolve, spec
 from openbook.spec import SpecError, UnsupportedError, to_dict
-from openbook.spec.gguf import ROPE_FREQS, rope_freqs, to_metadata
+from openbook.spec.gguf import rope_tensors, to_metadata
 from openbook.spec.hf import from_config
 from openbook.spec.presets import preset
 
@@ -45,8 +45,8 @@ def folder(tmp_path) -> Path:
 def write_model(path: Path, of=SPEC) -> Path:
     """A GGUF of the right names and metadata; its tensors do not matter here."""
     rows = [("token_embd.weight", (of.vocab_size, 1), "F32", b"\0" * 4 * of.vocab_size)]
-    if numbers := rope_freqs(of):
-        rows.append((ROPE_FREQS, (len(numbers),), "F32", array.array("f", numbers)))
+    for name, numbers in rope_tensors(of).items():
+        rows.append((name, (len(numbers),), "F32", array.array("f", numbers)))
     write_gguf(path, to_metadata(of), rows)
     return path
 

@@ -147,13 +147,13 @@ def _config(file: Path) -> Source:
 
 def _gguf(path: Path) -> Source:
     from openbook.files.gguf import read_gguf
-    from openbook.spec.gguf import ROPE_FREQS, from_metadata
+    from openbook.spec.gguf import ROPE_TENSORS, from_metadata
 
     file = read_gguf(path)
     shapes = {tensor.name: tensor.shape for tensor in file.tensors.values()}
     with _errors_name(path):
-        rope_freqs = _small_floats(file, ROPE_FREQS) if ROPE_FREQS in shapes else None
-        found = from_metadata(file.metadata, shapes, rope_freqs)
+        numbers = {name: _small_floats(file, name) for name in ROPE_TENSORS if name in shapes}
+        found = from_metadata(file.metadata, shapes, numbers)
     return Source(_with_name(found, path.stem), "gguf", path, file.metadata)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from openbook.model import Decoder, init_weights
 from openbook.spec.model import Attention, Block, Head, Mlp, ModelSpec, Norm, Rope
-from openbook.weights.save import save_gguf
+from openbook.weights.save_gguf import save_gguf
 
 SHORT = ("-p", "8", "-n", "3", "-r", "2")
 

@@ -2,26 +2,40 @@
 
 import dataclasses
 import math
+import re
 import struct
 
 import pytest
-from gguf.constants import MODEL_ARCH, MODEL_ARCH_NAMES, TENSOR_NAMES, Keys
+from gguf.constants import MODEL_ARCH, MODEL_ARCH_NAMES, MODEL_TENSORS, TENSOR_NAMES, Keys
 from hypothesis import given
 
 from bounded import bounded_work
+from gguf_models import metadata, tiny
+from openbook.ledger import ledger
 from openbook.spec import (
     FrequencyDivisors,
     LinearScaling,
     Llama3Scaling,
+    LongRope,
     ModelSpec,
     Rope,
     SpecError,
     UnsupportedError,
     YarnScaling,
 )
-from openbook.spec.gguf import ARCHITECTURES, BIASES, ROPE_FREQS, from_metadata, rope_freqs, to_metadata
+from openbook.spec.gguf import (
+    ARCHITECTURES,
+    BIASES,
+    OF_MODEL_TYPE,
+    ROPE_TENSORS,
+    from_metadata,
+    rope_tensors,
+    to_metadata,
+)
+from openbook.spec.gguf.rope import ROPE_FREQS
 from openbook.spec.hf import from_config
 from openbook.spec.presets import PRESETS, preset
+from openbook.weights.dialects import GGUF, places
 from strategies import configs, specs
 
 LLAMA = {
@@ -43,7 +57,8 @@ UNTIED = {"token_embd.weight": (100, 64), "output.weight": (100, 64)}
 
 def rope(tensors=None, numbers=None, **keys) -> Rope:
     own = {f"llama.{key.replace('__', '.')}": value for key, value in keys.items()}
-    found = from_metadata({**LLAMA, **own}, tensors, numbers).layers[0].attn.rope
+    values = None if numbers is None else {ROPE_FREQS: numbers}
+    found = from_metadata({**LLAMA, **own}, tensors, values).layers[0].attn.rope
     assert found is not None
     return found
 
@@ -57,22 +72,21 @@ def in_32_bits(metadata: dict) -> dict:
     return {key: rounded(value) for key, value in metadata.items()}
 
 
-def tensors_of(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """The names that tell of the model, as a file of it would have them."""
-    found: dict[str, tuple[int, ...]] = {"token_embd.weight": (spec.vocab_size, spec.d_model)}
-    if not spec.head.tied:
-        found["output.weight"] = (spec.vocab_size, spec.d_model)
-    for i, block in enumerate(spec.layers):
-        flags = {part: getattr(block.attn, f"{part}_bias") for part in "qkvo"}
-        flags |= {"up": block.mlp.up_bias, "down": block.mlp.down_bias}
-        found |= {f"blk.{i}.{BIASES[part]}.bias": () for part, present in flags.items() if present}
-    if numbers := rope_freqs(spec):
-        found[ROPE_FREQS] = (len(numbers),)
-    return found
+def tensors_of(spec: ModelSpec, architecture: str) -> dict[str, tuple[int, ...]]:
+    """The tensors of a file of the model."""
+    shapes = {row.name: row.shape for row in ledger(spec).tensors if row.tie is None}
+    found = {place.stored: place.shape for place in places(spec, shapes, GGUF[architecture])}
+    return found | {name: (len(numbers),) for name, numbers in rope_tensors(spec).items()}
 
 
-def read_back(spec: ModelSpec) -> ModelSpec:
-    return from_metadata(in_32_bits(to_metadata(spec)), tensors_of(spec), rope_freqs(spec))
+def read_back(spec: ModelSpec, model_type: str = "") -> ModelSpec:
+    metadata = to_metadata(spec, OF_MODEL_TYPE_BY_ARCHITECTURE.get(model_type, model_type))
+    numbers = {name: in_32_bits(dict(enumerate(values))) for name, values in rope_tensors(spec).items()}
+    return from_metadata(
+        in_32_bits(metadata),
+        tensors_of(spec, metadata["general.architecture"]),
+        {name: list(values.values()) for name, values in numbers.items()},
+    )
 
 
 # --- the real file ------------------------------------------------------------------------------
@@ -90,37 +104,12 @@ def test_smollm2_from_its_file_is_the_preset(smollm2):
 # --- keys ---------------------------------------------------------------------------------------
 
 
-GEMMA3 = {
-    "general.architecture": "gemma3",
-    "gemma3.block_count": 7,
-    "gemma3.context_length": 256,
-    "gemma3.embedding_length": 64,
-    "gemma3.feed_forward_length": 128,
-    "gemma3.attention.head_count": 8,
-    "gemma3.attention.head_count_kv": 2,
-    "gemma3.attention.key_length": 12,
-    "gemma3.attention.value_length": 12,
-    "gemma3.attention.layer_norm_rms_epsilon": 1e-6,
-    "gemma3.attention.sliding_window": 32,
-    "gemma3.rope.freq_base": 1e6,
-    "gemma3.vocab_size": 100,
-}
-
-EXAMPLES = {
-    "gpt2": preset("gpt2"),
-    "gemma3": from_metadata(GEMMA3),
-    "qwen3": preset("qwen3-0.6b"),
-    "qwen2": preset("qwen2.5-0.5b"),
-    "llama": preset("mistral-7b"),
-}
-
-
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_every_key_written_is_one_of_the_gguf_packages(name):
     groups = (Keys.General, Keys.LLM, Keys.Attention, Keys.Rope)
     patterns = {value for group in groups for value in vars(group).values() if isinstance(value, str)}
     known = {pattern.replace("{arch}", name) for pattern in patterns}
-    written = to_metadata(EXAMPLES[name])
+    written = to_metadata(tiny(name), name)
     assert name in MODEL_ARCH_NAMES.values()
     assert set(written) <= known
 
@@ -128,8 +117,16 @@ def test_every_key_written_is_one_of_the_gguf_packages(name):
 def test_tensor_names_are_the_gguf_packages():
     known = {pattern.replace("blk.{bid}.", "") for pattern in TENSOR_NAMES.values()}
     assert set(BIASES.values()) <= known
-    assert ROPE_FREQS.removesuffix(".weight") in known
+    assert {name.removesuffix(".weight") for name in ROPE_TENSORS} <= known
     assert MODEL_ARCH.LLAMA in MODEL_ARCH_NAMES
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_every_tensor_written_is_one_that_the_gguf_package_has_for_the_architecture(name):
+    arch = next(arch for arch, text in MODEL_ARCH_NAMES.items() if text == name)
+    known = {TENSOR_NAMES[tensor].replace("blk.{bid}.", "") for tensor in MODEL_TENSORS[arch]}
+    written = {re.sub(r"^blk\.\d+\.", "", tensor) for tensor in tensors_of(tiny(name), name)}
+    assert {tensor.removesuffix(".weight").removesuffix(".bias") for tensor in written} <= known
 
 
 def test_unknown_key_is_named():
@@ -163,10 +160,8 @@ def test_unknown_architecture_names_the_supported_ones(name):
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("llama.expert_count", 8),
         ("llama.attention.causal", False),
         ("llama.attention.value_length", 16),
-        ("llama.rope.scaling.type", "longrope"),
         ("llama.rope.scaling.yarn_log_multiplier", 0.1),
     ],
 )
@@ -199,7 +194,7 @@ def test_a_model_has_the_same_spec_in_both_formats_or_is_refused(config):
     except UnsupportedError:
         return
     assert without_scaling(again) == without_scaling(spec)
-    if not rope_freqs(spec):
+    if not rope_tensors(spec):
         for a, b in zip(again.layers, spec.layers, strict=True):
             assert_rope_close(a.attn.rope, b.attn.rope)
 
@@ -286,10 +281,27 @@ def test_name_is_fit_to_be_printed():
 
 
 def test_gemma3_slides_five_layers_of_six_with_a_base_of_their_own():
-    layers = from_metadata(GEMMA3).layers
-    assert [block.attn.window for block in layers] == [32] * 5 + [None, 32]
+    layers = tiny("gemma3").layers
+    assert [block.attn.window for block in layers] == [7] * 5 + [None, 7]
     assert [block.attn.rope and block.attn.rope.base for block in layers] == [1e4] * 5 + [1e6, 1e4]
-    assert read_back(from_metadata(GEMMA3)) == from_metadata(GEMMA3)
+
+
+def test_experts_are_refused_where_the_architecture_has_none():
+    with pytest.raises(UnsupportedError, match=r"gemma\.expert_count is 8"):
+        tiny("gemma", expert_count=8)
+    with pytest.raises(SpecError, match=r"llama\.expert_used_count is missing"):
+        from_metadata({**LLAMA, "llama.expert_count": 8})
+    with pytest.raises(SpecError, match=r"expert_used_count must be an integer from 1 to 5"):
+        tiny("llama", expert_used_count=6)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("expert_gating_func", 2), ("expert_weights_norm", True), ("expert_weights_scale", 2.5)],
+)
+def test_what_an_architecture_does_not_do_to_its_experts_is_refused(key, value):
+    with pytest.raises(UnsupportedError, match=key):
+        tiny("olmoe", **{key: value})
 
 
 # --- rotary positions ---------------------------------------------------------------------------
@@ -316,22 +328,33 @@ def test_yarn_multiplies_its_own_factor_into_the_files():
         rope(rope__scaling__type="yarn")
 
 
+def test_longrope_needs_its_numbers():
+    with pytest.raises(SpecError, match="longrope, which needs rope_factors_short"):
+        rope(rope__scaling__type="longrope")
+    numbers = {
+        "rope_factors_short.weight": [1.0, 1.05, 1.1, 1.25],
+        "rope_factors_long.weight": [1.0, 2, 4, 8],
+    }
+    keys = metadata("phi3", **{"rope.scaling.original_context_length": 64, "rope.scaling.attn_factor": 1.19})
+    found = from_metadata(keys, dict.fromkeys(numbers, (4,)), numbers).layers[0].attn.rope
+    assert found is not None
+    assert found.scaling == LongRope((1.0, 1.05, 1.1, 1.25), (1.0, 2.0, 4.0, 8.0), 64, 1.19)
+
+
 def test_rope_freqs_of_llama_31_are_recognised():
     spec = preset("llama-3.1-8b")
-    numbers = rope_freqs(spec)
-    assert numbers is not None
+    numbers = rope_tensors(spec)[ROPE_FREQS]
     assert len(numbers) == 64
     assert numbers[:29] == pytest.approx([1.0] * 29)
     assert (numbers[29], numbers[34]) == pytest.approx((1.20748387, 5.25732659))
     assert numbers[35:] == pytest.approx([8.0] * 29)
     in_file = [struct.unpack("<f", struct.pack("<f", number))[0] for number in numbers]
-    again = from_metadata(to_metadata(spec), {**tensors_of(spec)}, in_file)
+    again = from_metadata(to_metadata(spec), tensors_of(spec, "llama"), {ROPE_FREQS: in_file})
     assert again.layers[0].attn.rope == spec.layers[0].attn.rope
 
 
 def test_rope_freqs_of_llama_32_keep_15_divide_14_and_blend_3():
-    numbers = rope_freqs(preset("llama-3.2-1b"))
-    assert numbers is not None
+    numbers = rope_tensors(preset("llama-3.2-1b"))[ROPE_FREQS]
     kinds = ["kept" if n < 1.000001 else "divided" if n > 31.9999 else "blended" for n in numbers]
     assert [kinds.count(kind) for kind in ("kept", "blended", "divided")] == [15, 3, 14]
 
@@ -344,8 +367,7 @@ def test_rope_freqs_are_the_frequencies_of_transformers():
     spec = from_config({"model_type": "llama", "hidden_size": 64, "num_attention_heads": 2})
     rotation = Rope(32, base=500_000.0, scaling=scaling)
     block = dataclasses.replace(spec.layers[0], attn=dataclasses.replace(spec.layers[0].attn, rope=rotation))
-    numbers = rope_freqs(spec.replace(layers=(block,)))
-    assert numbers is not None
+    numbers = rope_tensors(spec.replace(layers=(block,)))[ROPE_FREQS]
     hf_scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     config = LlamaConfig(
         hidden_size=64,
@@ -377,7 +399,7 @@ def test_rope_freqs_must_be_there_and_make_sense(numbers):
 @pytest.mark.parametrize(
     ("name", "change", "feature"),
     [
-        ("triple-norm-512", {}, "layers.0.mlp.activation = 'gelu', where gpt2 has 'gelu_tanh'"),
+        ("triple-norm-512", {}, "layers.0.attn.rope = None, where gptneox has"),
         ("gpt2", {"final_norm": None}, "final_norm = None"),
     ],
 )
@@ -387,9 +409,31 @@ def test_what_no_architecture_can_hold_is_named(name, change, feature):
     assert feature in str(caught.value)
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_architecture_follows_what_the_model_is(name):
-    assert to_metadata(EXAMPLES[name])["general.architecture"] == name
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_every_architecture_writes_what_it_reads(name):
+    written = to_metadata(tiny(name), OF_MODEL_TYPE_BY_ARCHITECTURE.get(name, name))
+    assert written["general.architecture"] == name
+    assert read_back(tiny(name), name) == tiny(name)
+
+
+OF_MODEL_TYPE_BY_ARCHITECTURE = {arch: model_type for model_type, arch in OF_MODEL_TYPE.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "architecture"),
+    [("gpt2", "gpt2"), ("qwen3-0.6b", "qwen3"), ("qwen2.5-0.5b", "qwen2"), ("mistral-7b", "llama")],
+)
+def test_architecture_follows_what_the_model_is(name, architecture):
+    assert to_metadata(preset(name))["general.architecture"] == architecture
+
+
+def test_architecture_of_the_model_type_comes_first_if_it_can_hold_the_model():
+    spec = tiny("seed_oss")
+    assert to_metadata(spec)["general.architecture"] == "llama"
+    assert to_metadata(spec, "seed_oss")["general.architecture"] == "seed_oss"
+    assert to_metadata(spec, "gpt_neox")["general.architecture"] == "llama"
+    with pytest.raises(UnsupportedError, match="'opt'"):
+        to_metadata(spec, "opt")
 
 
 # --- hostile values -----------------------------------------------------------------------------

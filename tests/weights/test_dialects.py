@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from bounded import bounded_work
-from openbook.spec.model import Attention, Block, Head, Learned, Mlp, ModelSpec, Norm
+from openbook.spec.model import Attention, Block, Head, Mlp, ModelSpec, Norm
 from openbook.spec.reader import UnsupportedError
 from openbook.weights.dialects import (
     GGUF,
@@ -277,8 +277,8 @@ def test_a_mask_buffer_is_ignored_and_a_bias_is_not():
 def test_a_parameter_without_a_name_is_refused():
     with pytest.raises(UnsupportedError, match=r"llama .*layers\.0\.attn_out_norm\.weight"):
         places(spec_of(), {"layers.0.attn_out_norm.weight": (48,)}, HF["llama"])
-    with pytest.raises(UnsupportedError, match="positions"):
-        places(spec_of().replace(positions=Learned(64)), {"positions.weight": (64, 48)}, GGUF["qwen3"])
+    with pytest.raises(UnsupportedError, match="end_norm"):
+        places(spec_of(), {"layers.0.end_norm.weight": (48,)}, GGUF["qwen3"])
 
 
 def test_a_fused_tensor_with_a_part_missing_is_refused():

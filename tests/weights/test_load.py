@@ -24,7 +24,8 @@ from openbook.weights import fit
 from openbook.weights.dialects import HF, places
 from openbook.weights.fit import WontFitError
 from openbook.weights.load import NonFiniteError, load_decoder
-from openbook.weights.save import save_gguf, save_hf
+from openbook.weights.save import save_hf
+from openbook.weights.save_gguf import save_gguf
 from openbook.weights.verify import MisfitError
 
 LLAMA = {

@@ -14,7 +14,8 @@ from openbook.model import Decoder, init_weights
 from openbook.spec.hf import from_config
 from openbook.spec.model import Norm, SpecError
 from openbook.weights.load import load_decoder
-from openbook.weights.save import WRITABLE, save_gguf, save_hf
+from openbook.weights.save import save_hf
+from openbook.weights.save_gguf import WRITABLE, save_gguf
 from openbook.weights.verify import verify
 
 CONFIG = {

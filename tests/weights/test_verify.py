@@ -8,7 +8,8 @@ from safetensors.torch import load_file, save_file
 
 from openbook.model import Decoder, init_weights
 from openbook.spec.hf import from_config
-from openbook.weights.save import save_gguf, save_hf
+from openbook.weights.save import save_hf
+from openbook.weights.save_gguf import save_gguf
 from openbook.weights.verify import verify
 
 CONFIG = {

@@ -1,71 +1,28 @@
-"""The names of llama.cpp's files."""
+"""The names of llama.cpp's files.
+
+Nearly all architectures use the same names, so there is one table, and each architecture is that table
+with a few rows replaced.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
+from openbook.spec.model import Attention, Block, LatentAttention
 from openbook.weights.dialects.table import Dialect, Row
-from openbook.weights.dialects.transforms import RowsPermuted, Shape
+from openbook.weights.dialects.transforms import RowsPermuted, Shape, Transform
 
-_GGUF_IGNORED = r"(blk\.\d+\.)?rope_freqs\.weight|blk\.\d+\.attn_rot_embd\.weight"
-"""Rotary tables. `rope_freqs` does change the model: the spec already holds it as FrequencyDivisors."""
-
-_GGUF_GPT2 = Dialect(
-    name="gpt2",
-    ignored=_GGUF_IGNORED,
-    rows=(
-        Row("embed", "token_embd"),
-        Row("positions", "position_embd"),
-        Row("layers.{n}.attn_norm", "blk.{n}.attn_norm"),
-        Row(("layers.{n}.attn.q", "layers.{n}.attn.k", "layers.{n}.attn.v"), "blk.{n}.attn_qkv"),
-        Row("layers.{n}.attn.o", "blk.{n}.attn_output"),
-        Row("layers.{n}.mlp_norm", "blk.{n}.ffn_norm"),
-        Row("layers.{n}.mlp.up", "blk.{n}.ffn_up"),
-        Row("layers.{n}.mlp.down", "blk.{n}.ffn_down"),
-        Row("final_norm", "output_norm"),
-        Row("head", "output"),
-    ),
-)
-
-_GGUF_QWEN = Dialect(
-    name="qwen",
-    ignored=_GGUF_IGNORED,
-    rows=(
-        Row("embed", "token_embd"),
-        Row("layers.{n}.attn_norm", "blk.{n}.attn_norm"),
-        Row("layers.{n}.attn.q", "blk.{n}.attn_q"),
-        Row("layers.{n}.attn.k", "blk.{n}.attn_k"),
-        Row("layers.{n}.attn.v", "blk.{n}.attn_v"),
-        Row("layers.{n}.attn.o", "blk.{n}.attn_output"),
-        Row("layers.{n}.attn.q_norm", "blk.{n}.attn_q_norm"),
-        Row("layers.{n}.attn.k_norm", "blk.{n}.attn_k_norm"),
-        Row("layers.{n}.mlp_norm", "blk.{n}.ffn_norm"),
-        Row("layers.{n}.mlp.gate", "blk.{n}.ffn_gate"),
-        Row("layers.{n}.mlp.up", "blk.{n}.ffn_up"),
-        Row("layers.{n}.mlp.down", "blk.{n}.ffn_down"),
-        Row("final_norm", "output_norm"),
-        Row("head", "output"),
-    ),
-)
-
-
-def _with_permuted_rows(dialect: Dialect, name: str) -> Dialect:
-    """The same names, with q and k stored as llama.cpp's llama wants them, each by its own head count."""
-    permuted = {
-        "layers.{n}.attn.q": lambda block: RowsPermuted(block.attn.n_heads),
-        "layers.{n}.attn.k": lambda block: RowsPermuted(block.attn.n_kv_heads),
-    }
-    rows = (Row(row.ours, row.theirs, permuted.get(row.modules[0], row.transform)) for row in dialect.rows)
-    return Dialect(name, tuple(rows), dialect.base, dialect.ignored)
+# --- arrangements of GGUF alone -----------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Raised:
-    """A norm's weight stored with the 1 added that Gemma's norms add to it anyway.
+    """A norm's weight stored with the 1 added that Gemma's and Nemotron's norms add to it anyway.
 
-    The difference is exact in fp32 for every stored value of at least 0.5, and for all that were made by
-    adding 1 to a bf16 or fp16 weight that is no smaller than 2 ** -13. Adding has to be done in fp32.
+    Taking it off again is exact in fp32 for every stored value of at least 0.5, and for all that were
+    made by adding 1 to a bf16 or fp16 weight that is no smaller than 2 ** -13. Adding has to be done in fp32.
     """
 
     by: float = 1.0
@@ -80,38 +37,206 @@ class Raised:
         return ours + self.by
 
 
+@dataclass(frozen=True)
+class AsVector:
+    """A matrix of one row stored as that row."""
+
+    def stored_shape(self, shape: Shape) -> Shape:
+        return shape[1:]
+
+    def load(self, stored: Any) -> Any:
+        return stored.reshape(1, *stored.shape)
+
+    def store(self, ours: Any) -> Any:
+        return ours.reshape(ours.shape[1:])
+
+
 _RAISED = Raised()
 
-_GGUF_GEMMA3 = Dialect(
-    name="gemma3",
-    ignored=_GGUF_IGNORED,
-    rows=(
-        Row("embed", "token_embd"),
-        Row("layers.{n}.attn_norm", "blk.{n}.attn_norm", _RAISED),
-        Row("layers.{n}.attn.q", "blk.{n}.attn_q"),
-        Row("layers.{n}.attn.k", "blk.{n}.attn_k"),
-        Row("layers.{n}.attn.v", "blk.{n}.attn_v"),
-        Row("layers.{n}.attn.o", "blk.{n}.attn_output"),
-        Row("layers.{n}.attn.q_norm", "blk.{n}.attn_q_norm", _RAISED),
-        Row("layers.{n}.attn.k_norm", "blk.{n}.attn_k_norm", _RAISED),
-        Row("layers.{n}.attn_out_norm", "blk.{n}.post_attention_norm", _RAISED),
-        Row("layers.{n}.mlp_norm", "blk.{n}.ffn_norm", _RAISED),
-        Row("layers.{n}.mlp.gate", "blk.{n}.ffn_gate"),
-        Row("layers.{n}.mlp.up", "blk.{n}.ffn_up"),
-        Row("layers.{n}.mlp.down", "blk.{n}.ffn_down"),
-        Row("layers.{n}.mlp_out_norm", "blk.{n}.post_ffw_norm", _RAISED),
-        Row("final_norm", "output_norm", _RAISED),
-        Row("head", "output"),
-    ),
+
+def _query_rows(block: Block) -> Transform:
+    return RowsPermuted(block.attn.n_heads)
+
+
+def _key_rows(block: Block) -> Transform:
+    return RowsPermuted(_attention(block).n_kv_heads)
+
+
+def _attention(block: Block) -> Attention:
+    if not isinstance(block.attn, Attention):
+        raise TypeError("latent attention has no key heads")
+    return block.attn
+
+
+# --- the one table ------------------------------------------------------------------------------
+
+_B, _L = "blk.{n}.", "layers.{n}."
+
+_ROWS = (
+    Row("embed", "token_embd"),
+    Row("positions", "position_embd"),
+    Row("embed_norm", "token_embd_norm"),
+    Row(f"{_L}attn_norm", f"{_B}attn_norm"),
+    Row(f"{_L}attn.q", f"{_B}attn_q"),
+    Row(f"{_L}attn.k", f"{_B}attn_k"),
+    Row(f"{_L}attn.v", f"{_B}attn_v"),
+    Row(f"{_L}attn.o", f"{_B}attn_output"),
+    Row(f"{_L}attn.q_norm", f"{_B}attn_q_norm"),
+    Row(f"{_L}attn.k_norm", f"{_B}attn_k_norm"),
+    Row(f"{_L}attn.sinks", f"{_B}attn_sinks.weight"),
+    Row(f"{_L}attn_out_norm", f"{_B}post_attention_norm"),
+    Row(f"{_L}mlp_norm", f"{_B}ffn_norm"),
+    Row(f"{_L}mlp.gate", f"{_B}ffn_gate"),
+    Row(f"{_L}mlp.up", f"{_B}ffn_up"),
+    Row(f"{_L}mlp.down", f"{_B}ffn_down"),
+    Row(f"{_L}mlp.router", f"{_B}ffn_gate_inp"),
+    Row(f"{_L}mlp.router.correction", f"{_B}exp_probs_b.bias"),
+    Row(f"{_L}mlp.experts.gate", f"{_B}ffn_gate_exps"),
+    Row(f"{_L}mlp.experts.up", f"{_B}ffn_up_exps"),
+    Row(f"{_L}mlp.experts.down", f"{_B}ffn_down_exps"),
+    Row(f"{_L}mlp.shared.gate", f"{_B}ffn_gate_shexp"),
+    Row(f"{_L}mlp.shared.up", f"{_B}ffn_up_shexp"),
+    Row(f"{_L}mlp.shared.down", f"{_B}ffn_down_shexp"),
+    Row(f"{_L}mlp.shared_gate", f"{_B}ffn_gate_inp_shexp", AsVector()),
+    Row(f"{_L}mlp_out_norm", f"{_B}post_ffw_norm"),
+    Row("final_norm", "output_norm"),
+    Row("head", "output"),
 )
 
-_GGUF_LLAMA = _with_permuted_rows(_GGUF_QWEN, "llama")
+_IGNORED = r"(blk\.\d+\.)?rope_(freqs|factors_(long|short))\.weight|blk\.\d+\.attn_rot_embd\.weight"
+"""Rotary tables. Where they do change the model, the spec already holds their numbers."""
 
-GGUF: dict[str, Dialect] = {
-    "gemma3": _GGUF_GEMMA3,
-    "gpt2": _GGUF_GPT2,
-    "llama": _GGUF_LLAMA,
-    "qwen2": _GGUF_QWEN,
-    "qwen3": _GGUF_QWEN,
+_DRAFTS = r"(blk\.\d+\.)nextn\..+"
+"""In a layer that guesses the token after the next."""
+
+
+def _replaced(rows: Iterable[Row], *changed: Row) -> tuple[Row, ...]:
+    """The rows with some replaced by others of the same modules, or by one of several together."""
+    gone = {module for row in changed for module in row.modules}
+    return (*(row for row in rows if gone.isdisjoint(row.modules)), *changed)
+
+
+_PERMUTED = (
+    Row(f"{_L}attn.q", f"{_B}attn_q", _query_rows),
+    Row(f"{_L}attn.k", f"{_B}attn_k", _key_rows),
+)
+"""Of architectures that rotate neighbours, made of models that rotate halves."""
+
+_FUSED_QKV = (Row((f"{_L}attn.q", f"{_L}attn.k", f"{_L}attn.v"), f"{_B}attn_qkv"),)
+_FUSED_GATE_UP = (Row((f"{_L}mlp.gate", f"{_L}mlp.up"), f"{_B}ffn_up"),)
+_MLP_NORM_AFTER_ATTENTION = (Row(f"{_L}mlp_norm", f"{_B}post_attention_norm"),)
+"""Of architectures without a norm of attention's result, whose name it has."""
+
+_NORMS = {
+    "attn_norm": "attn_norm",
+    "attn.q_norm": "attn_q_norm",
+    "attn.k_norm": "attn_k_norm",
+    "attn_out_norm": "post_attention_norm",
+    "mlp_norm": "ffn_norm",
+    "mlp_out_norm": "post_ffw_norm",
 }
-"""By `general.architecture`. Mistral's files call themselves llama."""
+
+
+def _raised_norms() -> Iterable[Row]:
+    """The weights of all norms; their biases, if they have any, are stored as they are."""
+    names = {f"{_L}{ours}": f"{_B}{theirs}" for ours, theirs in _NORMS.items()}
+    for ours, theirs in {**names, "final_norm": "output_norm"}.items():
+        yield Row(f"{ours}.weight", f"{theirs}.weight", _RAISED)
+        yield Row(f"{ours}.bias", f"{theirs}.bias")
+
+
+def _norms_of_falcon() -> Iterable[Row]:
+    """Of two norms, the one before attention has the second name."""
+
+    def named(first: str, second: str) -> Callable[[Block], str]:
+        return lambda block: f"{_B}{second if block.residual == 'parallel' else first}"
+
+    yield Row(f"{_L}attn_norm", named("attn_norm", "attn_norm_2"))
+    yield Row(f"{_L}mlp_norm", named("ffn_norm", "attn_norm"))
+
+
+# --- per-expert files, and latent attention -----------------------------------------------------
+
+_ONE_BY_ONE = tuple(
+    Row(f"{_L}mlp.experts.{part}.weight", f"{_B}ffn_{part}.{{i}}.weight") for part in ("gate", "up", "down")
+)
+"""Files of early 2024 have a tensor for each expert."""
+
+
+def _latent(block: Block) -> LatentAttention:
+    if not isinstance(block.attn, LatentAttention):
+        raise TypeError("not latent attention")
+    return block.attn
+
+
+_LATENT = (
+    Row(f"{_L}attn.q_down", f"{_B}attn_q_a"),
+    Row(f"{_L}attn.q_norm", f"{_B}attn_q_a_norm"),
+    Row(f"{_L}attn.q_up", f"{_B}attn_q_b"),
+    Row(f"{_L}attn.kv_down", f"{_B}attn_kv_a_mqa"),
+    Row(f"{_L}attn.kv_norm", f"{_B}attn_kv_a_norm"),
+    Row(f"{_L}attn.kv_up", f"{_B}attn_kv_b"),
+)
+
+
+def _dialect(name: str, *changed: Row, also: tuple[Dialect, ...] = ()) -> Dialect:
+    return Dialect(name, _replaced(_ROWS, *changed), ignored=_IGNORED, drafts=_DRAFTS, also=also)
+
+
+def _with_experts(name: str, *changed: Row) -> Dialect:
+    whole = _dialect(name, *changed)
+    apart = replace(whole, rows=_replaced(whole.rows, *_ONE_BY_ONE))
+    return replace(whole, also=(apart,))
+
+
+def _fused(name: str, *changed: Row) -> Dialect:
+    return _dialect(name, *_FUSED_QKV, *changed)
+
+
+def _with_norm_after_attention(name: str) -> Dialect:
+    whole = _dialect(name, *_MLP_NORM_AFTER_ATTENTION)
+    return replace(whole, rows=tuple(row for row in whole.rows if row.ours != f"{_L}attn_out_norm"))
+
+
+_PLAIN = _dialect("standard")
+
+GGUF: Mapping[str, Dialect] = {
+    "bloom": _fused("bloom"),
+    "cohere2": _PLAIN,
+    "command-r": _PLAIN,
+    "deepseek2": _dialect("deepseek2", *_LATENT),
+    "ernie4_5": _PLAIN,
+    "exaone4": _PLAIN,
+    "falcon": _fused("falcon", *_norms_of_falcon()),
+    "gemma": _dialect("gemma", *_raised_norms()),
+    "gemma2": _dialect("gemma2", *_raised_norms()),
+    "gemma3": _dialect("gemma3", *_raised_norms()),
+    "glm4": _dialect("glm4", *_FUSED_GATE_UP),
+    "glm4moe": _with_norm_after_attention("glm4moe"),
+    "gpt-oss": _with_norm_after_attention("gpt-oss"),
+    "gpt2": _fused("gpt2"),
+    "gptneox": _fused("gptneox"),
+    "granite": _dialect("granite", *_PERMUTED),
+    "granitemoe": _dialect("granitemoe", *_PERMUTED),
+    "hunyuan-dense": _PLAIN,
+    "llama": _with_experts("llama", *_PERMUTED),
+    "llama4": _PLAIN,
+    "minimax-m2": _PLAIN,
+    "mpt": _fused("mpt"),
+    "nemotron": _dialect("nemotron", *_raised_norms()),
+    "olmo": _dialect("olmo", *_PERMUTED),
+    "olmo2": _PLAIN,
+    "olmoe": _PLAIN,
+    "phi2": _dialect("phi2", also=(_fused("phi2"),)),
+    "phi3": _fused("phi3", *_FUSED_GATE_UP),
+    "qwen2": _PLAIN,
+    "qwen2moe": _PLAIN,
+    "qwen3": _PLAIN,
+    "qwen3moe": _PLAIN,
+    "seed_oss": _with_norm_after_attention("seed_oss"),
+    "smollm3": _dialect("smollm3", *_PERMUTED),
+    "stablelm": _PLAIN,
+    "starcoder": _fused("starcoder"),
+    "starcoder2": _PLAIN,
+}
+"""By `general.architecture`. Mistral's and Mixtral's files call themselves llama."""

@@ -1,0 +1,140 @@
+"""What a row of the table of architectures can say: what llama.cpp hard-wires for a kind of model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from openbook.spec.model import Activation, Alibi, HeadNorm, Norm, QueryTemperature, Router
+from openbook.spec.reader import Reader
+
+BIASES = {
+    "q": "attn_q",
+    "k": "attn_k",
+    "v": "attn_v",
+    "o": "attn_output",
+    "up": "ffn_up",
+    "down": "ffn_down",
+}
+"""The biases a block may have → the tensor that each belongs to ("blk.0.attn_q.bias")."""
+
+ALL_BIASES = tuple(BIASES)
+
+PRE = ("attn_norm", "mlp_norm")
+SANDWICH = ("attn_norm", "attn_out_norm", "mlp_norm", "mlp_out_norm")
+POST = ("attn_out_norm", "mlp_out_norm")
+"""Where a block's norms are."""
+
+_RMS = Norm("rms")
+
+Residual = Literal["serial", "parallel", "parallel_shared"]
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Which layers slide, and what else is different in them.
+
+    Where the file does not list the layers, all slide but every `full_every`-th; `None` is all. `width`
+    is the window of a file that states none. A `chunk` is this size whatever the file states, unless it
+    states 0. `rope` of the layers that slide: as everywhere; or with `sliding_base`, unless the file
+    states it (`own`); or with the same base, both unscaled. `full_rope`: whether the others turn at all,
+    in a model in which some layers slide.
+    """
+
+    full_every: int | None = None
+    width: int | None = None
+    chunk: int | None = None
+    rope: Literal["same", "own", "unscaled"] = "same"
+    sliding_base: float = 10_000.0
+    full_rope: bool = True
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """How an architecture that has experts chooses among them.
+
+    `router` is what is hard-wired; of it, the file decides what `stated` names: the `score`, whether to
+    `renormalise`, the `scale`, the `groups`, and whether there is a `correction`. `width` is the key with
+    the experts' feed-forward width. `shared` says how the file gives the width of the feed-forward for
+    all tokens: it is there (`count`: as many experts wide; `length`: by its key, and absent without it;
+    `one`: as wide as one expert) or not (`None`). `sum_eps` goes with a sigmoid that is renormalised.
+    `dense`: the layers that have no experts are the first few, or all but every n-th.
+    """
+
+    router: Router
+    stated: frozenset[str] = frozenset()
+    width: Literal["expert_feed_forward_length", "feed_forward_length"] = "expert_feed_forward_length"
+    shared: Literal["count", "length", "one"] | None = None
+    shared_gated: bool = False
+    dense: Literal["none", "leading", "interleaved"] = "none"
+    biases: bool = False
+    clamp: float | None = None
+    up_offset: float = 0.0
+    activation: Activation | None = None
+
+
+def _root_of_head_size(_: Reader, n_heads: int, head_dim: int) -> float:
+    return head_dim**-0.5
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One `general.architecture`.
+
+    `norm` lacks only its eps. `places` are the block's norms; `choose_residual` replaces them and
+    `residual` by what the file has. `biases` are the parts of `BIASES` that always have one, `may_bias`
+    those that have one if the file does. `layout` is that of the spec; where the file's q and k rows are
+    reordered to be adjacent pairs, it is the `half` that they are reordered from. `turns_whole_heads`:
+    llama.cpp refuses to rotate a part of a head. `fills_width`: it wants heads × head size to be the
+    width. `qk_norm` lacks its eps, and `qk_norm_shown` leaves it to the file. `scale` gives the factor
+    of the scores. `still_every`: the layers that do not turn, one in so many. `keys` are those of the
+    multipliers and caps that it has. `tied`: the head always is the embedding; `untied`: it never is.
+    """
+
+    name: str
+    activation: Activation = "silu"
+    gated: bool = True
+    norm: Norm = _RMS
+    places: tuple[str, ...] = PRE
+    residual: Residual = "serial"
+    choose_residual: Literal["by_key", "by_second_norm", "by_mlp_norm"] | None = None
+    biases: tuple[str, ...] = ()
+    may_bias: tuple[str, ...] = ()
+    positions: Literal["rotary", "learned", "alibi"] = "rotary"
+    layout: Literal["half", "interleaved"] = "half"
+    turns_whole_heads: bool = False
+    fills_width: bool = False
+    latent: bool = False
+    qk_norm: HeadNorm | None = None
+    qk_norm_shown: bool = False
+    scale: Callable[[Reader, int, int], float] = _root_of_head_size
+    windows: Windows = Windows()
+    still_every: int | None = None
+    temperature: QueryTemperature | None = None
+    sinks: bool = False
+    truncated_yarn: bool = True
+    mixture: Mixture | None = None
+    embed_scaled: bool = False
+    embed_normed: bool = False
+    head_bias: bool = False
+    attn_softcap: float | None = None
+    final_softcap: float | None = None
+    keys: frozenset[str] = frozenset()
+    logit_scale_divides: bool = False
+    tied: bool = False
+    untied: bool = False
+
+    @property
+    def norm_key(self) -> str:
+        kind = "layer_norm_epsilon" if self.norm.kind == "layer" else "layer_norm_rms_epsilon"
+        return f"attention.{kind}"
+
+
+def alibi(n_heads: int, max_bias: float) -> Alibi:
+    """The slopes of llama.cpp: 2 ** (-max_bias · (h + 1) / n) for n heads, the largest power of two that
+    there are heads for; the others take every other one of twice as many."""
+    whole = 1 << (n_heads.bit_length() - 1)
+    slopes = [2 ** (-max_bias * (h + 1) / whole) for h in range(whole)]
+    slopes += [2 ** (-max_bias * (2 * h + 1) / (2 * whole)) for h in range(n_heads - whole)]
+    return Alibi(tuple(slopes))
