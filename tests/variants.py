@@ -6,23 +6,34 @@ import torch
 
 from openbook.model import Decoder, init_weights
 from openbook.spec.model import (
+    Alibi,
     Attention,
     Block,
+    Chunk,
     DynamicScaling,
+    Experts,
+    Groups,
     Head,
     HeadNorm,
+    LatentAttention,
     Learned,
     Llama3Scaling,
+    LongRope,
     Mlp,
     ModelSpec,
     Norm,
+    QueryTemperature,
     Rope,
+    Router,
+    Shared,
     Sinusoidal,
     YarnScaling,
 )
 
 RMS, LAYER = Norm("rms", eps=1e-5), Norm("layer", eps=1e-5, bias=True)
 PER_HEAD = HeadNorm("rms")
+EXPERT = Mlp(36, "silu", gated=True)
+SOFTMAX = Router("softmax", renormalise=True)
 GEMMA = Norm("rms", offset=1.0)
 K = 6
 
@@ -31,6 +42,27 @@ def attention(**changes) -> Attention:
     return Attention(
         **{"n_heads": 8, "n_kv_heads": 2, "head_dim": K, "scale": K**-0.5, "rope": Rope(K)} | changes
     )
+
+
+def latent(**changes) -> LatentAttention:
+    """Queries and keys of 10 (6 of them rotated), values of 5, all from a latent of 14."""
+    return LatentAttention(
+        **{
+            "n_heads": 7,
+            "nope_dim": 4,
+            "rope_dim": K,
+            "v_dim": 5,
+            "kv_rank": 14,
+            "kv_norm": RMS,
+            "scale": 10**-0.5,
+            "rope": Rope(K, layout="interleaved"),
+        }
+        | changes
+    )
+
+
+def experts(router: Router, **changes) -> Experts:
+    return Experts(**{"n_experts": 12, "n_active": 3, "expert": EXPERT, "router": router} | changes)
 
 
 def block(**changes) -> Block:
@@ -83,6 +115,50 @@ VARIANTS: dict[str, ModelSpec] = {
         block(attn_norm=Norm("rms", weight=False), mlp_norm=Norm("layer", weight=False)),
         *[block(mlp=Mlp(66, kind, gated=True, up_bias=True, down_bias=True)) for kind in
           ("relu", "gelu_quick", "sigmoid", "tanh", "gelu")],
+    ),
+    "head-norms": model(
+        block(attn=attention(q_norm=HeadNorm("layer", over="own"), k_norm=HeadNorm("rms", over="width"))),
+        block(attn=attention(q_norm=HeadNorm("rms", bias=True, over="own", after_rope=True),
+                             k_norm=HeadNorm("rms", weight=False, after_rope=True))),
+        block(attn=attention(q_norm=HeadNorm("layer", bias=True, over="width", after_rope=True),
+                             clip_qkv=0.5)),
+    ),
+    "alibi": model(
+        *[block(attn=attention(rope=None, alibi=Alibi(tuple(2.0**-n for n in range(1, 9))), window=window))
+          for window in (None, 6)],
+        embed_norm=LAYER, embed_scale=3.5,
+    ),
+    "sinks": model(*[block(attn=attention(sinks=True, window=window)) for window in (7, None, 7)]),
+    "chunks": model(
+        block(attn=attention(window=Chunk(5))),
+        block(attn=attention(rope=None, temperature=QueryTemperature(0.7, 4))),
+        block(attn=attention(window=Chunk(16), n_kv_heads=4)),
+    ),
+    "longrope": model(*[block(attn=attention(rope=Rope(
+        K, scaling=LongRope((1.0, 1.1, 1.3), (1.5, 4.0, 8.0), 12, attention_factor=1.2))))] * 2),
+    "multipliers": model(
+        *[block(residual_scale=0.3, mlp=Mlp(66, "gelu_quick", gated=True, clamp=0.4, up_offset=1.0))] * 2,
+        positions=Learned(64, offset=2), head=Head(tied=True, scale=4.0, softcap=2.0), embed_scale=7.2,
+    ),
+    "experts": model(
+        block(mlp=Mlp(80, "silu", gated=True)),
+        block(mlp=experts(SOFTMAX)),
+        block(mlp=experts(Router("softmax", renormalise=False), shared=Shared(Mlp(44, "silu", True), True))),
+        block(mlp=experts(Router("chosen_softmax", renormalise=False, bias=True),
+                          expert=Mlp(36, "gelu_quick", True, True, True, clamp=0.3, up_offset=1.0))),
+    ),
+    "routers": model(
+        block(mlp=experts(Router("sigmoid", True, correction=True, groups=Groups(4, 2, "top2"), scale=2.5,
+                                 sum_eps=1e-20), shared=Shared(Mlp(44, "silu", True)))),
+        block(mlp=experts(Router("softmax", False, groups=Groups(3, 1, "max"), scale=1.7))),
+        block(mlp=experts(Router("sigmoid", False, on_input=True), n_active=1,
+                          expert=Mlp(38, "relu2", gated=False, up_bias=True, down_bias=True))),
+    ),
+    "latent": model(
+        block(attn=latent(q_rank=22, q_norm=RMS, down_bias=True, o_bias=True)),
+        block(attn=latent(scale=0.6, window=6)),
+        block(attn=latent(rope=None, softcap=2.0)),
+        block(attn=attention()),
     ),
 }  # fmt: skip
 

@@ -53,7 +53,7 @@ def test_left_padded_rows_in_a_cache_equal_the_rows_alone(name, cuts):
     together = in_chunks(decoder, ids, cuts, poisoned(decoder, 3), positions)
     assert together.isfinite().all()
     for i, n in enumerate(lengths):
-        if name == "dynamic" and n != LENGTH:
+        if name in ("dynamic", "longrope") and n != LENGTH:
             continue  # a cached sequence's frequencies are those of the cache's capacity
         alone = decoder(ids[i : i + 1, LENGTH - n :])
         torch.testing.assert_close(together[i : i + 1, LENGTH - n :], alone, atol=1e-5, rtol=0)

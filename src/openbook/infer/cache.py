@@ -1,8 +1,9 @@
 """The keys and values of the tokens seen so far.
 
-One buffer [B, G, cells, K] a layer for keys and one for values, allocated once, sized as the ledger
-says: as many cells as the sequence may get tokens, or as the layer's window or chunk is wide, where the
-cells are used in turn, as a ring. Cells that nobody has written are never handed out.
+One buffer [B, G, cells, K] a layer for keys and one for values (of latent attention one for the latents
+alone, [B, 1, cells, C + R]), allocated once, sized as the ledger says: as many cells as the sequence may
+get tokens, or as the layer's window or chunk is wide, where the cells are used in turn, as a ring.
+Cells that nobody has written are never handed out.
 """
 
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from openbook.spec.model import Chunk, ModelSpec
+from openbook.spec.model import Attention, Chunk, LatentAttention, ModelSpec
 
 
 class CacheFullError(RuntimeError):
@@ -41,8 +42,8 @@ class Cache:
         self.length = 0
         self.padded = False
         self.layers = [
-            LayerCache((batch, a.n_kv_heads, cells(a.window, self.capacity), a.head_dim), dtype, device)
-            for a in (block.attn for block in spec.layers)
+            LayerCache(batch, cells(block.attn.window, self.capacity), *widths(block.attn), dtype, device)
+            for block in spec.layers
         ]
         self._windows = {block.attn.window for block in spec.layers}
         self._positions = torch.full((batch, self.capacity), -1, dtype=torch.int64, device=device)
@@ -95,15 +96,22 @@ class LayerCache:
     """One layer's cells. Token number n lives in cell n mod cells."""
 
     def __init__(
-        self, shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device | str
+        self,
+        batch: int,
+        n_cells: int,
+        heads: int,
+        k: int,
+        v: int,
+        dtype: torch.dtype,
+        device: str | torch.device,
     ) -> None:
-        self.k = torch.empty(shape, dtype=dtype, device=device)
-        self.v = torch.empty_like(self.k)
+        self.k = torch.empty((batch, heads, n_cells, k), dtype=dtype, device=device)
+        self.v = torch.empty((batch, heads, n_cells, v), dtype=dtype, device=device)
         self.length = 0
 
     def append(
-        self, k: Float[Tensor, "B G T K"], v: Float[Tensor, "B G T K"]
-    ) -> tuple[Float[Tensor, "B G S K"], Float[Tensor, "B G S K"]]:
+        self, k: Float[Tensor, "B G T K"], v: Float[Tensor, "B G T U"]
+    ) -> tuple[Float[Tensor, "B G S K"], Float[Tensor, "B G S U"]]:
         """Stores T new tokens; returns the keys and values of those `seen` names, in that order."""
         n_cells, before, after = self.k.shape[2], self.length, self.length + k.shape[2]
         self.length = after
@@ -118,6 +126,13 @@ class LayerCache:
         kept = _ring(max(before, after - n_cells), after, n_cells, k.device)
         self.k[:, :, kept], self.v[:, :, kept] = k[:, :, -len(kept) :], v[:, :, -len(kept) :]
         return all_k, all_v
+
+
+def widths(attn: Attention | LatentAttention) -> tuple[int, int, int]:
+    """Heads, width of a key and width of a value. A latent holds its value, so that it keeps no other."""
+    if isinstance(attn, LatentAttention):
+        return 1, attn.kv_rank + attn.rope_dim, 0
+    return attn.n_kv_heads, attn.head_dim, attn.head_dim
 
 
 def cells(window: int | Chunk | None, capacity: int) -> int:

@@ -35,7 +35,9 @@ class Place(NamedTuple):
 
 @runtime_checkable
 class LayerCache(Protocol):
-    """One layer's keys and values of the tokens before."""
+    """One layer's keys and values of the `length` tokens before."""
+
+    length: int
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Stores [B, G, T, K] new keys and values; returns all [B, G, S, K] that a query may need."""
@@ -93,7 +95,7 @@ class ExplicitCore(nn.Module):
         self, q: Tensor, k: Tensor, scale: float, softcap: float | None, bias: Tensor | None
     ) -> Float[Tensor, "B H T S"]:
         """How well each key answers each query: scaled, soft-capped, biased by their distance."""
-        scores = (q @ _for_each_query_head(k, q.shape[1]).mT).float() * scale
+        scores = _each_group(q, k.mT).float() * scale
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
         return scores if bias is None else scores + bias
@@ -117,11 +119,13 @@ class ExplicitCore(nn.Module):
 
     def mix(self, probs: Float[Tensor, "B H T S"], v: Float[Tensor, "B G S U"]) -> Float[Tensor, "B H T U"]:
         """The values, weighted."""
-        return probs.to(v.dtype) @ _for_each_query_head(v, probs.shape[1])
+        return _each_group(probs.to(v.dtype), v)
 
 
-def _for_each_query_head(x: Float[Tensor, "B G S K"], n_heads: int) -> Float[Tensor, "B H S K"]:
-    return x.repeat_interleave(n_heads // x.shape[1], dim=1)
+def _each_group(x: Float[Tensor, "B H T a"], y: Float[Tensor, "B G a b"]) -> Float[Tensor, "B H T b"]:
+    """x y for every query head, those of a group as rows of one matrix: so y need not be repeated."""
+    (B, H, T, _), G = x.shape, y.shape[1]
+    return (x.reshape(B, G, H // G * T, -1) @ y).view(B, H, T, -1)
 
 
 class FusedCore(ExplicitCore):
@@ -129,7 +133,7 @@ class FusedCore(ExplicitCore):
 
     Query heads of one group are laid side by side: as rows of one query matrix when there is one token
     (they see the same keys), else as heads over a key that is expanded by a stride of 0. The kernel knows
-    no soft-cap and no sinks, so with them the steps are taken one by one.
+    no soft-cap, no sinks and no values of another width, so with them the steps are taken one by one.
     """
 
     def forward(
@@ -142,10 +146,10 @@ class FusedCore(ExplicitCore):
         softcap: float | None = None,
         sinks: Float[Tensor, " H"] | None = None,
     ) -> Float[Tensor, "B H T U"]:
-        if softcap is not None or sinks is not None:
+        if softcap is not None or sinks is not None or v.shape[3] != q.shape[3]:
             return super().forward(q, k, v, mask, scale, softcap, sinks)
         B, H, T, K = q.shape
-        G, U = k.shape[1], v.shape[3]
+        G = k.shape[1]
         R = H // G
         seen = mask.visible
         if mask.bias is not None:  # one table says both
@@ -155,23 +159,23 @@ class FusedCore(ExplicitCore):
             if seen is not None and seen.shape[1] == H:
                 seen = seen.reshape(B, G, R, -1)
             y = F.scaled_dot_product_attention(rows, k, v, attn_mask=seen, scale=scale)
-            return y.reshape(B, H, 1, U)
+            return y.reshape(B, H, 1, K)
         if R > 1:
             q = q.reshape(B * G, R, T, K)
             k = k.reshape(B * G, 1, -1, K).expand(-1, R, -1, -1)
-            v = v.reshape(B * G, 1, -1, U).expand(-1, R, -1, -1)
+            v = v.reshape(B * G, 1, -1, K).expand(-1, R, -1, -1)
             if seen is not None and seen.shape[1] == H:
                 seen = seen.reshape(B * G, R, T, -1)
             elif seen is not None and seen.shape[0] > 1:
                 seen = seen.repeat_interleave(G, dim=0)
         if mask.causal and seen is None:
-            return causal_attention(q, k, v, scale).reshape(B, H, T, U)
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale).reshape(B, H, T, U)
+            return causal_attention(q, k, v, scale).reshape(B, H, T, K)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale).reshape(B, H, T, K)
 
 
 def causal_attention(
-    q: Float[Tensor, "B H T K"], k: Float[Tensor, "B H S K"], v: Float[Tensor, "B H S K"], scale: float
-) -> Float[Tensor, "B H T K"]:
+    q: Float[Tensor, "B H T K"], k: Float[Tensor, "B H S K"], v: Float[Tensor, "B H S U"], scale: float
+) -> Float[Tensor, "B H T U"]:
     """Queries in blocks, each against the keys up to its own end.
 
     The CPU kernel takes keys 512 at a time and computes all of a block that the mask cuts: on a short

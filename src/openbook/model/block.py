@@ -4,9 +4,15 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from openbook.model.attention import Attention, LayerCache, Place
+from openbook.model.experts import Experts
+from openbook.model.latent import LatentAttention
 from openbook.model.mlp import Mlp
 from openbook.model.norm import norm_or_identity
+from openbook.spec.model import Attention as AttentionSpec
 from openbook.spec.model import Block as BlockSpec
+from openbook.spec.model import Experts as ExpertsSpec
+from openbook.spec.model import LatentAttention as LatentSpec
+from openbook.spec.model import Mlp as MlpSpec
 
 
 class Block(nn.Module):
@@ -15,8 +21,8 @@ class Block(nn.Module):
     def __init__(self, spec: BlockSpec, d_model: int) -> None:
         super().__init__()
         self.spec = spec
-        self.attn = Attention(spec.attn, d_model)
-        self.mlp = Mlp(spec.mlp, d_model)
+        self.attn = attention(spec.attn, d_model)
+        self.mlp = feed_forward(spec.mlp, d_model)
         self.attn_norm = norm_or_identity(spec.attn_norm, d_model)
         self.attn_out_norm = norm_or_identity(spec.attn_out_norm, d_model)
         self.attn_add_norm = norm_or_identity(spec.attn_add_norm, d_model)
@@ -42,3 +48,13 @@ class Block(nn.Module):
         """The residual stream with a sublayer's result added, times `residual_scale`."""
         scale = self.spec.residual_scale
         return x + more if scale == 1 else x + more * scale
+
+
+def attention(spec: AttentionSpec | LatentSpec, d_model: int) -> Attention | LatentAttention:
+    """The module of either kind."""
+    return Attention(spec, d_model) if isinstance(spec, AttentionSpec) else LatentAttention(spec, d_model)
+
+
+def feed_forward(spec: MlpSpec | ExpertsSpec, d_model: int) -> Mlp | Experts:
+    """The module of either kind."""
+    return Mlp(spec, d_model) if isinstance(spec, MlpSpec) else Experts(spec, d_model)

@@ -12,7 +12,8 @@ from openbook.model.norm import Norm
 
 def init_weights(decoder: Decoder, seed: int = 0, std: float = 0.02) -> Decoder:
     """Fills every parameter in place: matrices N(0, std²), those that write to the residual stream
-    divided by √(2L) (GPT-2, section 2.3), biases and sinks 0, norms the identity. Returns the decoder."""
+    divided by √(2L) (GPT-2, section 2.3), biases, sinks and corrections 0, norms the identity. Returns the
+    decoder."""
     residual = std / (2 * decoder.spec.n_layers) ** 0.5
     for path, module in decoder.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
@@ -31,7 +32,7 @@ def init_weights(decoder: Decoder, seed: int = 0, std: float = 0.02) -> Decoder:
 
 @torch.no_grad()
 def _fill(module: nn.Module, name: str, parameter: nn.Parameter, path: str, seed: int, std: float) -> None:
-    if name in ("bias", "sinks"):
+    if name in ("bias", "sinks", "correction"):
         parameter.zero_()
     elif isinstance(module, Norm):
         parameter.fill_(1.0 - module.spec.offset)

@@ -61,7 +61,7 @@ def temperature(spec: QueryTemperature, positions: Int[Tensor, "B T"]) -> Float[
 class Temperature(nn.Module):
     """Multiplies queries by what `temperature` says, in fp32."""
 
-    def forward(self, q: Float[Tensor, "B H T K"], by: Float[Tensor, "B 1 T 1"]) -> Float[Tensor, "B H T K"]:
+    def forward(self, q: Float[Tensor, "B H T K"], by: Float[Tensor, "#B 1 T 1"]) -> Float[Tensor, "B H T K"]:
         return (q * by).to(q.dtype)
 
 
