@@ -22,9 +22,8 @@ def texts(tmp_path: Path) -> Path:
 
 
 def test_a_dataset_is_built_and_its_counts_are_the_result(openbook, texts: Path, tmp_path: Path):
-    done = openbook(
-        "data", "build", str(texts), "-o", str(tmp_path / "data"), "--vocab", "300", "--held-out", "0.3"
-    )
+    folder = str(tmp_path / "data")
+    done = openbook("data", "build", str(texts), "-o", folder, "--vocab", "300", "--held-out", "0.3")
     assert done.code == 0
     assert done.out.splitlines()[0].endswith("data: texts, a vocabulary of 300 tokens")
     assert [line.split()[0] for line in done.out.splitlines()[3:5]] == ["train", "heldout"]
