@@ -25,7 +25,7 @@ from openbook.sources import Source, resolve
 from openbook.spec.model import Head, ModelSpec, SpecError
 from openbook.weights.dialects import Identity, Place
 from openbook.weights.fit import check_fit
-from openbook.weights.tensors import PLAIN, Stored, Tensors, is_finite, open_tensors, torch_dtype
+from openbook.weights.tensors import PLAIN, Stored, Tensors, is_finite, kept_dtype, open_tensors, torch_dtype
 from openbook.weights.verify import MisfitError, check
 
 log = logging.getLogger(__name__)
@@ -162,8 +162,9 @@ def _read_all(
     parameters = {name: torch.empty(shapes[name], dtype=dtype, device=device) for name in in_parts}
 
     def read(item: Found) -> tuple[dict[str, Tensor], Fault | None]:
-        parts = _load(item, tensors, dtype, device, parameters)
-        fault = _fault_of(item, parts, tensors, dtype, allow_nonfinite)
+        kept = kept_dtype(item[0].parameters[0], dtype)
+        parts = _load(item, tensors, kept, device, parameters)
+        fault = _fault_of(item, parts, tensors, kept, allow_nonfinite)
         return ({} if item[0].index is not None else parts), fault
 
     faults: dict[Fault, list[str]] = {"nonfinite": [], "overflow": []}

@@ -19,7 +19,7 @@ from openbook.model import Decoder
 from openbook.spec.hf import to_config
 from openbook.spec.model import ModelSpec
 from openbook.weights.dialects import HF, Dialect, Place, places
-from openbook.weights.tensors import is_finite, torch_dtype
+from openbook.weights.tensors import is_finite, kept_dtype, torch_dtype
 
 
 def save_hf(
@@ -61,31 +61,39 @@ def save_hf(
 def _write_shards(
     decoder: Decoder, dialect: Dialect, dtype: torch.dtype, shard_bytes: int, folder: Path
 ) -> None:
-    shards = _split(stored_places(decoder.spec, dialect), dtype.itemsize, shard_bytes)
+    shards = _split(stored_places(decoder.spec, dialect), dtype, shard_bytes)
     shard_of: dict[str, str] = {}
     for i, shard in enumerate(shards, start=1):
         name = "model.safetensors" if len(shards) == 1 else f"model-{i:05}-of-{len(shards):05}.safetensors"
-        tensors = {place.stored: stored_tensor(place, decoder, dtype) for place in shard}
+        tensors = {place.stored: stored_tensor(place, decoder, _dtype_of(place, dtype)) for place in shard}
         save_file(tensors, folder / name, metadata={"format": "pt"})
         shard_of |= dict.fromkeys(tensors, name)
     if len(shards) > 1:
-        size = sum(math.prod(place.shape) for shard in shards for place in shard) * dtype.itemsize
+        size = sum(_nbytes(place, dtype) for shard in shards for place in shard)
         index = {"metadata": {"total_size": size}, "weight_map": shard_of}
         _write_json(folder / "model.safetensors.index.json", index)
 
 
-def _split(places: Iterable[Place], itemsize: int, most: int) -> list[list[Place]]:
+def _split(places: Iterable[Place], dtype: torch.dtype, most: int) -> list[list[Place]]:
     """Runs of tensors of at most `most` bytes together; a larger tensor has a shard of its own."""
     shards: list[list[Place]] = [[]]
     room = most
     for place in places:
-        nbytes = math.prod(place.shape) * itemsize
+        nbytes = _nbytes(place, dtype)
         if nbytes > room and shards[-1]:
             shards.append([])
             room = most
         shards[-1].append(place)
         room -= nbytes
     return shards
+
+
+def _dtype_of(place: Place, dtype: torch.dtype) -> torch.dtype:
+    return kept_dtype(place.parameters[0], dtype)
+
+
+def _nbytes(place: Place, dtype: torch.dtype) -> int:
+    return math.prod(place.shape) * _dtype_of(place, dtype).itemsize
 
 
 def _write_json(path: Path, data: Mapping[str, Any]) -> None:

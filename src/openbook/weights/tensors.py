@@ -175,3 +175,11 @@ def torch_dtype(name: torch.dtype | str) -> torch.dtype:
     if ours not in known:
         raise ValueError(f"a model cannot compute in {name}: use one of {', '.join(known)}")
     return known[ours]
+
+
+def kept_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
+    """The dtype of a parameter in a model of `dtype`. A router's corrections never have less than fp32: they
+    decide who is chosen by differences that bf16 rounds away."""
+    import torch
+
+    return torch.promote_types(dtype, torch.float32) if name.endswith(".router.correction") else dtype
