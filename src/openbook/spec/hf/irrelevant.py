@@ -1,4 +1,4 @@
-"""The keys of a config.json that do not shape the model, and those that may only say so."""
+"""What no family reads: keys that do not shape a model, features and model types that no spec can say."""
 
 from __future__ import annotations
 
@@ -15,11 +15,15 @@ IRRELEVANT = frozenset({
     "use_return_dict", "attn_implementation", "_attn_implementation", "_attn_implementation_autoset",
     "_flash_attn_2_enabled", "experts_implementation", "torchscript", "use_bfloat16", "pretraining_tp",
     "tp_degree", "gradient_checkpointing", "use_flash_attn", "use_cache_quantization",
-    "chunk_size_feed_forward", "reorder_and_upcast_attn", "is_decoder", "tie_encoder_decoder",
-    "tf_legacy_loss", "return_dict_in_generate", "output_scores",
+    "cache_implementation", "chunk_size_feed_forward", "reorder_and_upcast_attn", "is_decoder",
+    "tie_encoder_decoder", "tf_legacy_loss", "return_dict_in_generate", "output_scores",
     # Training: dropout is off when a model is read or run, and initialisation is over.
     "attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop",
     "hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout", "initializer_range",
+    "dropout", "activation_dropout", "residual_dropout", "embedding_dropout", "layerdrop", "init_std",
+    # Training of routers, and layers that predict further tokens while training and are not run.
+    "output_router_logits", "router_aux_loss_coef", "router_jitter_noise", "aux_loss_alpha", "seq_aux",
+    "ep_size", "num_nextn_predict_layers", "num_mtp_layers",
     # The tokenizer's ids and texts.
     "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "unk_token_id", "mask_token_id",
     "cls_token_id", "decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id", "prefix",
@@ -42,10 +46,57 @@ ONLY: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "quantization_config": ((), "use the unquantised checkpoint, or a GGUF file"),
     "is_encoder_decoder": ((False,), "Openbook holds decoder-only models"),
     "add_cross_attention": ((False,), "Openbook holds decoder-only models"),
-    "partial_rotary_factor": ((1, 1.0), "these families rotate the whole head"),
-    "rope_interleaved": ((False,), "these families rotate halves"),
+    "rope_interleaved": ((False,), "rope_interleave is the key of the families that have it"),
     "use_mrope": ((False,), "these families have one position per token"),
     "per_layer_config": (({},), "write the layers out as a spec"),
     "pruned_heads": (({},), "every layer keeps all its heads"),
 }
 """Keys that do shape the model: the values under which they change nothing, and why no others."""
+
+_IMAGES = frozenset({
+    "vision_config", "image_token_index", "image_token_id", "boi_token_index", "boi_token_id",
+    "eoi_token_index", "eoi_token_id", "mm_tokens_per_image",
+})  # fmt: skip
+
+TEXT_OF: Mapping[str, tuple[str, frozenset[str]]] = {
+    "gemma3": ("gemma3_text", _IMAGES),
+    "llama4": ("llama4_text", _IMAGES),
+}
+"""Model types that hold a language model in their `text_config`: its own type, and the keys of the rest."""
+
+NOT_YET: Mapping[str, str] = {
+    "apertus": "a feed-forward with xIELU, whose shape is learned",
+    "bamba": "Mamba-2 layers",
+    "deepseek_v32": "sparse attention with an indexer",
+    "deepseek_v4": "compressed attention and hyper-connections",
+    "falcon_h1": "Mamba-2 heads beside those of attention",
+    "falcon_mamba": "Mamba layers",
+    "gemma3n": "per-layer inputs and shared keys and values",
+    "gemma3n_text": "per-layer inputs and shared keys and values",
+    "gemma4": "per-layer inputs and shared keys and values",
+    "gemma4_text": "per-layer inputs and shared keys and values",
+    "glm_moe_dsa": "sparse attention with an indexer",
+    "granitemoehybrid": "Mamba-2 layers",
+    "jamba": "Mamba layers",
+    "kimi_linear": "linear attention (Kimi delta attention) layers",
+    "lfm2": "short convolution layers",
+    "lfm2_moe": "short convolution layers",
+    "longcat_flash": "two attentions in a layer and experts that do nothing",
+    "mamba": "Mamba layers",
+    "mamba2": "Mamba-2 layers",
+    "mimo_v2_flash": "values of another size than keys",
+    "minimax": "linear attention (lightning attention) layers",
+    "nemotron_h": "Mamba-2 layers",
+    "olmo_hybrid": "linear attention (gated delta rule) layers",
+    "phimoe": "a router of two thresholded softmaxes (sparsemixer)",
+    "qwen3_5": "linear attention (gated delta rule) layers",
+    "qwen3_5_moe": "linear attention (gated delta rule) layers",
+    "qwen3_5_text": "linear attention (gated delta rule) layers",
+    "qwen3_next": "linear attention (gated delta rule) layers",
+    "recurrent_gemma": "recurrent (RG-LRU) layers",
+    "rwkv": "recurrent (WKV) layers",
+    "xlstm": "recurrent (mLSTM) layers",
+    "zamba": "Mamba layers",
+    "zamba2": "Mamba-2 layers",
+}
+"""Model types that are known not to fit, and what they have that no spec says."""
