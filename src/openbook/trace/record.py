@@ -44,7 +44,8 @@ def record(
     computes when nobody looks.
     """
     past = cache.length if cache is not None else 0
-    rows = op_rows(decoder.spec, dtype_of(decoder.embed.weight), ids.shape[0], ids.shape[1], past)
+    dtype = dtype_of(decoder.embed.weight)
+    rows = op_rows(decoder.spec, dtype, ids.shape[0], ids.shape[1], past)
     seen = _Seen({row.name for row in rows if only is None or only(row.name)})
     watched = _WatchedCache(cache) if cache is not None else None
     with _recording(decoder, seen):
@@ -54,6 +55,7 @@ def record(
     keys = watched.keys if watched is not None else {}
     return Trace(
         spec=decoder.spec,
+        dtype=dtype,
         ids=ids,
         positions=positions,
         tensors={row.name: shaped(seen.tensors[row.name], row) for row in rows if row.name in seen.tensors},
@@ -78,14 +80,19 @@ def axes_of(row: OpRow) -> tuple[str, ...]:
 
 
 def shaped(x: Tensor, row: OpRow) -> Tensor:
-    """A step's output with the row's axes, where a module holds heads apart and the ledger side by side.
+    """A step's output with the row's axes, where a module holds heads apart and the ledger side by side, or
+    the other way round.
 
-    [B, H, T, K] becomes [B, T, H·K]; tokens in one row, [B·T, E], become [B, T, E]. What a window's cache
-    hands out is shorter than the row says, and has its axes already.
+    [B, H, T, K] becomes [B, T, H·K] and back; tokens in one row, [B·T, E], become [B, T, E]. What a window's
+    cache hands out is shorter than the row says, and has its axes already.
     """
-    if x.shape == row.out_shape or x.numel() != math.prod(row.out_shape):
+    wanted = row.out_shape
+    if x.shape == wanted or x.numel() != math.prod(wanted):
         return x
-    return (x.transpose(1, 2) if x.ndim == 4 else x).reshape(row.out_shape)
+    if len(wanted) == 4 and axes_of(row)[2] == "T":  # heads apart, found with the tokens first
+        B, heads, T, size = wanted
+        return x.reshape(B, T, heads, size).transpose(1, 2)
+    return (x.transpose(1, 2) if x.ndim == 4 else x).reshape(wanted)
 
 
 class _Seen:

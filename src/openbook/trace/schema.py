@@ -75,13 +75,15 @@ def local_name(name: str) -> str:
 class Trace:
     """The steps of one run, in the order of the ledger's rows.
 
-    `positions` [B, T] are where its tokens stand (negative: padding), and `keys` the positions [B, S] of
-    the keys that each layer's queries met: the columns of its scores. `choices` names the experts [B, T, A]
-    behind each `mlp.chosen`, in the same order as their weights there. `parameters` are the weights that the
-    run used, under our names and in our arrangement; what is not known is not in it.
+    `dtype` is that of its matrices. `positions` [B, T] are where its tokens stand (negative: padding), and
+    `keys` the positions [B, S] of the keys that each layer's queries met: the columns of its scores. `axes`
+    has every step of such a run, those that were not kept as well. `choices` names the experts [B, T, A]
+    behind each `mlp.chosen`, in the order of their weights there. `parameters` are the weights of the run,
+    under our names and in our arrangement; what is not known is not in it.
     """
 
     spec: ModelSpec
+    dtype: str
     ids: Tensor
     positions: Tensor
     tensors: Mapping[str, Tensor]
