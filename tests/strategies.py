@@ -1,8 +1,8 @@
 """Random specs for hypothesis: everything a spec can say, in sizes that are small and never coincide.
 
-Width, heads, head size, feed-forward width, vocabulary and positions come from disjoint pools, so a
-transposition or a wrong size cannot hide behind two equal numbers. (Query and key/value heads may be
-equal, as in multi-head attention.)
+Width, heads, head sizes, ranks, feed-forward widths, experts, vocabulary and positions come from disjoint
+pools, so a transposition or a wrong size cannot hide behind two equal numbers. (Query and key/value heads
+may be equal, as in multi-head attention.)
 """
 
 from __future__ import annotations
@@ -12,20 +12,29 @@ from typing import Any
 from hypothesis import strategies as st
 
 from openbook.spec.model import (
+    Alibi,
     Attention,
     Block,
+    Chunk,
     DynamicScaling,
+    Experts,
     FrequencyDivisors,
+    Groups,
     Head,
     HeadNorm,
+    LatentAttention,
     Learned,
     LinearScaling,
     Llama3Scaling,
+    LongRope,
     Mlp,
     ModelSpec,
     Norm,
+    QueryTemperature,
     Rope,
     RopeScaling,
+    Router,
+    Shared,
     Sinusoidal,
     YarnScaling,
 )
@@ -33,8 +42,13 @@ from openbook.spec.model import (
 KV_HEADS = (1, 2, 3)
 QUERIES_PER_KV = (1, 2, 3, 4)
 HEAD_DIMS = (14, 16, 18, 20)
+LATENT_HEADS = (5, 7)
+NOPE_DIMS, ROPE_DIMS, VALUE_DIMS = (11, 13), (10,), (15, 17)
+KV_RANKS, Q_RANKS = (19, 21), (23, 25)
 WIDTHS = (22, 26, 28, 34)
 FF_WIDTHS = (38, 40, 43, 46)
+EXPERTS = (30, 32)
+EXPERT_WIDTHS, SHARED_WIDTHS = (48, 49), (51, 52)
 VOCABULARIES = (53, 59, 61, 67)
 POSITIONS = (70, 80, 96)
 ACTIVATIONS = ("relu", "relu2", "gelu", "gelu_tanh", "gelu_quick", "silu", "sigmoid", "tanh")
@@ -54,7 +68,10 @@ def norms(kind: str | None = None) -> st.SearchStrategy[Norm]:
     )
 
 
-head_norms: st.SearchStrategy[HeadNorm] = norms().map(lambda norm: HeadNorm(**vars(norm)))
+@st.composite
+def head_norms(draw: st.DrawFn) -> HeadNorm:
+    over = draw(st.sampled_from(["head", "own", "width"]))
+    return HeadNorm(**vars(draw(norms())), over=over, after_rope=draw(st.booleans()))
 
 
 @st.composite
@@ -81,11 +98,20 @@ def scalings(draw: st.DrawFn, dim: int, max_positions: int) -> RopeScaling | Non
                 beta_slow=st.sampled_from([0.5, 1.0]),
                 truncate=st.booleans(),
             ),
-            st.lists(st.sampled_from([1.0, 1.5, 8.0]), min_size=dim // 2, max_size=dim // 2).map(
-                lambda numbers: FrequencyDivisors(tuple(numbers))
+            st.builds(FrequencyDivisors, _divisors(dim)),
+            st.builds(
+                LongRope,
+                short=_divisors(dim),
+                long=_divisors(dim),
+                original_positions=st.just(original),
+                attention_factor=st.sampled_from([1.0, 1.19]),
             ),
         )
     )
+
+
+def _divisors(dim: int) -> st.SearchStrategy[tuple[float, ...]]:
+    return st.lists(st.sampled_from([1.0, 1.5, 8.0]), min_size=dim // 2, max_size=dim // 2).map(tuple)
 
 
 @st.composite
@@ -99,31 +125,102 @@ def ropes(draw: st.DrawFn, head_dim: int, max_positions: int) -> Rope:
     )
 
 
+def windows(max_positions: int) -> st.SearchStrategy[int | Chunk | None]:
+    size = st.integers(1, max_positions)
+    return st.none() | size | st.builds(Chunk, size)
+
+
+_SOFTCAPS = st.sampled_from([None, 5.0, 30.0])
+
+
 @st.composite
 def attentions(draw: st.DrawFn, max_positions: int, n_kv_heads: int, head_dim: int) -> Attention:
     biases: dict[str, Any] = {f"{part}_bias": draw(st.booleans()) for part in "qkvo"}
+    n_heads = n_kv_heads * draw(st.sampled_from(QUERIES_PER_KV))
+    turned = draw(st.sampled_from(["rope", "alibi", "neither"]))
     return Attention(
-        n_heads=n_kv_heads * draw(st.sampled_from(QUERIES_PER_KV)),
+        n_heads=n_heads,
         n_kv_heads=n_kv_heads,
         head_dim=head_dim,
         scale=draw(st.sampled_from([head_dim**-0.5, 0.125, 1.0])),
-        rope=draw(st.none() | ropes(head_dim, max_positions)),
-        q_norm=draw(st.none() | head_norms),
-        k_norm=draw(st.none() | head_norms),
-        window=draw(st.none() | st.integers(1, max_positions)),
-        softcap=draw(st.sampled_from([None, 5.0, 30.0])),
+        rope=draw(ropes(head_dim, max_positions)) if turned == "rope" else None,
+        alibi=Alibi(tuple(2.0**-i for i in range(n_heads))) if turned == "alibi" else None,
+        q_norm=draw(st.none() | head_norms()),
+        k_norm=draw(st.none() | head_norms()),
+        window=draw(windows(max_positions)),
+        softcap=draw(_SOFTCAPS),
+        sinks=draw(st.booleans()),
+        clip_qkv=draw(st.sampled_from([None, 0.5])),
+        temperature=draw(st.none() | st.builds(QueryTemperature, st.just(0.1), st.integers(1, 9))),
         **biases,
     )
 
 
-mlps: st.SearchStrategy[Mlp] = st.builds(
-    Mlp,
-    d_ff=st.sampled_from(FF_WIDTHS),
-    activation=st.sampled_from(ACTIVATIONS),
-    gated=st.booleans(),
-    up_bias=st.booleans(),
-    down_bias=st.booleans(),
-)
+@st.composite
+def latent_attentions(draw: st.DrawFn, max_positions: int) -> LatentAttention:
+    nope_dim, rope_dim = draw(st.sampled_from(NOPE_DIMS)), draw(st.sampled_from(ROPE_DIMS))
+    ropes_of_all = ropes(rope_dim, max_positions).filter(lambda rope: rope.dim == rope_dim)
+    q_rank = draw(st.sampled_from([None, *Q_RANKS]))
+    return LatentAttention(
+        n_heads=draw(st.sampled_from(LATENT_HEADS)),
+        nope_dim=nope_dim,
+        rope_dim=rope_dim,
+        v_dim=draw(st.sampled_from(VALUE_DIMS)),
+        kv_rank=draw(st.sampled_from(KV_RANKS)),
+        kv_norm=draw(norms()),
+        scale=draw(st.sampled_from([(nope_dim + rope_dim) ** -0.5, 0.125])),
+        q_rank=q_rank,
+        q_norm=draw(norms()) if q_rank else None,
+        rope=draw(st.none() | ropes_of_all),
+        down_bias=draw(st.booleans()),
+        o_bias=draw(st.booleans()),
+        window=draw(windows(max_positions)),
+        softcap=draw(_SOFTCAPS),
+    )
+
+
+@st.composite
+def mlps(draw: st.DrawFn, widths: tuple[int, ...] = FF_WIDTHS) -> Mlp:
+    gated = draw(st.booleans())
+    return Mlp(
+        d_ff=draw(st.sampled_from(widths)),
+        activation=draw(st.sampled_from(ACTIVATIONS)),
+        gated=gated,
+        up_bias=draw(st.booleans()),
+        down_bias=draw(st.booleans()),
+        clamp=draw(st.sampled_from([None, 0.5])) if gated else None,
+        up_offset=draw(st.sampled_from([0.0, 1.0])) if gated else 0.0,
+    )
+
+
+@st.composite
+def routers(draw: st.DrawFn, n_experts: int) -> Router:
+    n_groups = {30: 3, 32: 4}[n_experts]
+    return Router(
+        score=draw(st.sampled_from(["softmax", "sigmoid", "chosen_softmax"])),
+        renormalise=draw(st.booleans()),
+        bias=draw(st.booleans()),
+        correction=draw(st.booleans()),
+        groups=draw(
+            st.none()
+            | st.builds(Groups, st.just(n_groups), st.integers(1, n_groups), st.sampled_from(["max", "top2"]))
+        ),
+        scale=draw(st.sampled_from([1.0, 2.5])),
+        sum_eps=draw(st.sampled_from([0.0, 1e-20])),
+        on_input=draw(st.booleans()),
+    )
+
+
+@st.composite
+def experts(draw: st.DrawFn) -> Experts:
+    n_experts = draw(st.sampled_from(EXPERTS))
+    return Experts(
+        n_experts=n_experts,
+        n_active=draw(st.sampled_from([1, 2, 6])),
+        expert=draw(mlps(EXPERT_WIDTHS)),
+        router=draw(routers(n_experts)),
+        shared=draw(st.none() | st.builds(Shared, mlp=mlps(SHARED_WIDTHS), gated=st.booleans())),
+    )
 
 
 @st.composite
@@ -135,9 +232,10 @@ def blocks(draw: st.DrawFn, max_positions: int, n_kv_heads: int, head_dim: int) 
     if residual != "parallel_shared":
         places += ["mlp_norm"]
     return Block(
-        attn=draw(attentions(max_positions, n_kv_heads, head_dim)),
-        mlp=draw(mlps),
+        attn=draw(attentions(max_positions, n_kv_heads, head_dim) | latent_attentions(max_positions)),
+        mlp=draw(mlps() | experts()),
         residual=residual,
+        residual_scale=draw(st.sampled_from([1.0, 0.22])),
         **{place: draw(st.none() | norms()) for place in places},
     )
 
@@ -160,9 +258,23 @@ def specs(draw: st.DrawFn, max_layers: int = 3) -> ModelSpec:
         d_model=draw(st.sampled_from(WIDTHS)),
         max_positions=max_positions,
         layers=tuple(kind for kind in kinds for _ in range(repeats)),
-        head=draw(st.builds(Head, tied=st.booleans(), bias=st.booleans())),
+        head=draw(
+            st.builds(
+                Head,
+                tied=st.booleans(),
+                bias=st.booleans(),
+                scale=st.sampled_from([1.0, 0.0625]),
+                softcap=st.sampled_from([None, 30.0]),
+            )
+        ),
         final_norm=draw(st.none() | norms()),
-        positions=draw(st.none() | st.builds(Sinusoidal) | st.just(Learned(max_positions))),
+        positions=draw(
+            st.none()
+            | st.builds(Sinusoidal)
+            | st.builds(Learned, st.just(max_positions), offset=st.sampled_from([0, 2]))
+        ),
+        embed_scale=draw(st.sampled_from([1.0, 5.5])),
+        embed_norm=draw(st.none() | norms()),
     )
 
 
