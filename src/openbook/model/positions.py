@@ -53,8 +53,9 @@ class SinusoidalPositions(nn.Module):
 
 
 def temperature(spec: QueryTemperature, positions: Int[Tensor, "B T"]) -> Float[Tensor, "B 1 T 1"]:
-    """What the query at each position is multiplied by, fp32, ready to broadcast over heads."""
-    intervals = ((positions.float() + 1.0) / spec.interval).floor()
+    """What the query at each position is multiplied by, fp32, ready to broadcast over heads. Padding, whose
+    positions are negative and could have no logarithm, counts as position 0."""
+    intervals = ((positions.clamp(min=0).float() + 1.0) / spec.interval).floor()
     return (torch.log1p(intervals) * spec.scale + 1.0)[:, None, :, None]
 
 
