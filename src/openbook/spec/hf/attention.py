@@ -492,6 +492,7 @@ class LatentHeads:
                 "num_key_value_heads", f"must be num_attention_heads = {known.n_heads} in latent attention"
             )
         nope, turned = c.integer("qk_nope_head_dim"), c.integer("qk_rope_head_dim")
+        c.only("head_dim", (turned,), "what is called so here is qk_rope_head_dim")
         known = replace(known, head_dim=nope + turned, rope_width=turned, windows=(None,) * known.n_layers)
         norm, bias = Norm("rms", eps=1e-6), self.bias.read(c, known)
         q_rank = c.maybe_integer("q_lora_rank")

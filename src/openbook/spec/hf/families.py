@@ -583,7 +583,7 @@ _COHERE2 = Family(
     },
     spelling=_LAYER_EPS,
     unread={
-        "head_dim": None, "layer_switch": None, "order_of_interleaved_layers": ("local_attn_first",),
+        "layer_switch": None, "order_of_interleaved_layers": ("local_attn_first",),
         "position_embedding_type": ("rope_gptj",), "rotary_pct": (1, 1.0), "use_embedding_sharing": None,
         "use_gated_activation": (True,), "use_parallel_block": (True,), "use_parallel_embedding": None,
         "use_qk_norm": (False,),
@@ -591,8 +591,7 @@ _COHERE2 = Family(
     norm=LAYER_WITHOUT_BIAS,
     arrangement=constant(PARALLEL_SHARED),
     attention=Heads(
-        head_dim=QUOTIENT, qkv_bias=ATTENTION_BIAS, o_bias=ATTENTION_BIAS,
-        windows=alternating(4, "sliding_window_pattern"),
+        qkv_bias=ATTENTION_BIAS, o_bias=ATTENTION_BIAS, windows=alternating(4, "sliding_window_pattern"),
         ropes=only_where(SLIDING_LAYERS, rotary(layout=INTERLEAVED)),
     ),
     head_scale=number("logit_scale"),
@@ -709,7 +708,7 @@ _DEEPSEEK_V2 = Family(
     spelling=_RMS_EPS,
     aliases={"num_experts": "n_routed_experts"},
     unread={
-        "head_dim": None, "qk_head_dim": None, "norm_topk_prob": (False,), "moe_layer_freq": (1,),
+        "qk_head_dim": None, "norm_topk_prob": (False,), "moe_layer_freq": (1,),
         "scoring_func": ("softmax",),
     },
     only={"mlp_bias": ((False,), "biases of the shared experts that the others do not have")},
@@ -744,7 +743,7 @@ _DEEPSEEK_V3 = Family(
     spelling=_RMS_EPS,
     aliases={"num_local_experts": "n_routed_experts"},
     unread={
-        "head_dim": None, "qk_head_dim": None, "moe_layer_freq": (1,), "scoring_func": ("sigmoid",),
+        "qk_head_dim": None, "moe_layer_freq": (1,), "scoring_func": ("sigmoid",),
         "topk_method": ("noaux_tc",),
     },
     attention=LatentHeads(

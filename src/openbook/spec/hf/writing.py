@@ -37,5 +37,6 @@ def write_config(family: Family, spec: ModelSpec) -> Keys:
     return {
         "architectures": [family.architecture],
         "model_type": family.model_type,
+        "pad_token_id": None,  # transformers' own default may lie beyond the vocabulary, which it refuses
         **nested(keys, family.objects),
     }
