@@ -86,7 +86,7 @@ _OWN: Mapping[str, Mapping[str, Any]] = {
     "phi2": {"rope.dimension_count": 4, "attention.head_count_kv": 6},
     "olmo2": {"block_count": 5, "attention.sliding_window": 7},
     "olmo": {"attention.clamp_kqv": 0.5},
-    "olmoe": {"expert_count": 5, "expert_used_count": 2},
+    "olmoe": {"expert_count": 5, "expert_used_count": 2, "attention.head_count_kv": 6},
     "granite": {
         "embedding_scale": 12.0,
         "residual_scale": 0.22,

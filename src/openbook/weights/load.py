@@ -204,7 +204,7 @@ def _load(
     place, stored = found
     values = place.load(tensors.read(stored.name, decoded=dtype))
     if place.index is not None:
-        return {name: whole[name][place.index].copy_(part) for name, part in values}
+        return {name: place.part_of(whole[name]).copy_(part) for name, part in values}
     parts = {name: part.to(device, dtype) for name, part in values}
     if len(parts) > 1:  # slices of one storage look like tied weights to whoever saves them
         parts = {name: part.clone(memory_format=torch.contiguous_format) for name, part in parts.items()}

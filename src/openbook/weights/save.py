@@ -111,8 +111,7 @@ def stored_places(spec: ModelSpec, dialect: Dialect) -> list[Place]:
 @torch.no_grad()
 def stored_tensor(place: Place, decoder: Decoder, dtype: torch.dtype) -> Tensor:
     """The container's tensor, in its arrangement and on the CPU."""
-    parts = [decoder.get_parameter(name).detach() for name in place.parameters]
-    parts = parts if place.index is None else [part[place.index] for part in parts]
+    parts = [place.part_of(decoder.get_parameter(name).detach()) for name in place.parameters]
     joined = torch.cat(parts, dim=place.axis) if len(parts) > 1 else parts[0]
     # Converted first: a transform that computes has to do so in the container's type.
     tensor = place.transform.store(joined.to("cpu", dtype)).contiguous()

@@ -82,14 +82,16 @@ def _root_of_head_size(_: Reader, n_heads: int, head_dim: int) -> float:
 class Architecture:
     """One `general.architecture`.
 
-    `norm` lacks only its eps. `places` are the block's norms; `choose_residual` replaces them and
-    `residual` by what the file has. `biases` are the parts of `BIASES` that always have one, `may_bias`
-    those that have one if the file does. `layout` is that of the spec; where the file's q and k rows are
-    reordered to be adjacent pairs, it is the `half` that they are reordered from. `turns_whole_heads`:
-    llama.cpp refuses to rotate a part of a head. `fills_width`: it wants heads × head size to be the
-    width. `qk_norm` lacks its eps, and `qk_norm_shown` leaves it to the file. `scale` gives the factor
-    of the scores. `still_every`: the layers that do not turn, one in so many. `keys` are those of the
-    multipliers and caps that it has. `tied`: the head always is the embedding; `untied`: it never is.
+    `norm` and `qk_norm` lack only their eps; `qk_norm_shown` leaves it to the file whether there is one.
+    `places` are the block's norms; `choose_residual` replaces them and `residual` by what the file has.
+    `biases` are the parts of `BIASES` that always have one, `may_bias` those that have one if the file
+    does. `layout` is that of the spec; where a file's q and k rows are reordered to be adjacent pairs,
+    it is the `half` that they are reordered from. `still_every`: one layer in so many does not turn.
+    `scale` gives the factor of the scores. `keys` are those of the multipliers and caps that it has.
+    `tied`: the head always is the embedding; `untied`: it never is.
+
+    What llama.cpp cannot do is refused in writing: to turn a part of a head (`turns_whole_heads`), heads
+    that are not as wide as the model (`fills_width`), fewer heads for keys than for queries (`equal_heads`).
     """
 
     name: str
@@ -105,6 +107,7 @@ class Architecture:
     layout: Literal["half", "interleaved"] = "half"
     turns_whole_heads: bool = False
     fills_width: bool = False
+    equal_heads: bool = False
     latent: bool = False
     qk_norm: HeadNorm | None = None
     qk_norm_shown: bool = False

@@ -223,6 +223,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             qk_norm=HeadNorm("rms", over="width"),
             turns_whole_heads=True,
             fills_width=True,
+            equal_heads=True,
             mixture=Mixture(Router("softmax", renormalise=False), width="feed_forward_length"),
             untied=True,
         ),
@@ -272,6 +273,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             gated=False,
             norm=replace(_LAYER, offset=1.0),
             may_bias=ALL_BIASES,
+            fills_width=True,
             untied=True,
         ),
         Architecture(

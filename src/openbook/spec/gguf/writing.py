@@ -58,12 +58,18 @@ def _write_attention(arch: Architecture, spec: ModelSpec) -> dict[str, Any]:
         raise UnsupportedError(
             f"llama.cpp wants heads × head size = {first.q_width} to be the width {spec.d_model}"
         )
+    if arch.equal_heads and any(block.attn.q_width != _kv_width(block) for block in spec.layers):
+        raise UnsupportedError("llama.cpp wants as many key and value heads as query heads")
     kv_heads = [block.attn.n_kv_heads for block in spec.layers if isinstance(block.attn, Attention)]
     return heads | {
         "attention.head_count_kv": _one_or_list(kv_heads),
         "attention.key_length": first.head_dim,
         "attention.value_length": first.head_dim,
     }
+
+
+def _kv_width(block: Block) -> int:
+    return block.attn.kv_width if isinstance(block.attn, Attention) else 0
 
 
 def _write_latent(attn: LatentAttention) -> dict[str, Any]:

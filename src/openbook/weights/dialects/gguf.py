@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from openbook.spec.model import Attention, Block, LatentAttention
-from openbook.weights.dialects.table import Dialect, Row
-from openbook.weights.dialects.transforms import RowsPermuted, Shape, Transform
+from openbook.weights.dialects.table import Dialect, HeadRows, Row, Split
+from openbook.weights.dialects.transforms import Identity, RowsPermuted, Shape, Transform, Transposed
 
 # --- arrangements of GGUF alone -----------------------------------------------------------------
 
@@ -110,7 +110,7 @@ _DRAFTS = r"(blk\.\d+\.)nextn\..+"
 """In a layer that guesses the token after the next."""
 
 
-def _replaced(rows: Iterable[Row], *changed: Row) -> tuple[Row, ...]:
+def _replaced(rows: Iterable[Row | Split], *changed: Row | Split) -> tuple[Row | Split, ...]:
     """The rows with some replaced by others of the same modules, or by one of several together."""
     gone = {module for row in changed for module in row.modules}
     return (*(row for row in rows if gone.isdisjoint(row.modules)), *changed)
@@ -163,10 +163,14 @@ _ONE_BY_ONE = tuple(
 """Files of early 2024 have a tensor for each expert."""
 
 
-def _latent(block: Block) -> LatentAttention:
-    if not isinstance(block.attn, LatentAttention):
-        raise TypeError("not latent attention")
-    return block.attn
+def _keys_and_values(block: Block) -> tuple[tuple[str, HeadRows, Transform], ...]:
+    """llama.cpp attends in the latent space: there keys and values are made apart, and keys the other way."""
+    attn = block.attn
+    if not isinstance(attn, LatentAttention):
+        raise TypeError("attention that is not latent makes its keys and values at once")
+    keys = HeadRows(attn.n_heads, 0, attn.nope_dim)
+    values = HeadRows(attn.n_heads, attn.nope_dim, attn.nope_dim + attn.v_dim)
+    return (f"{_B}attn_k_b", keys, Transposed()), (f"{_B}attn_v_b", values, Identity())
 
 
 _LATENT = (
@@ -175,11 +179,14 @@ _LATENT = (
     Row(f"{_L}attn.q_up", f"{_B}attn_q_b"),
     Row(f"{_L}attn.kv_down", f"{_B}attn_kv_a_mqa"),
     Row(f"{_L}attn.kv_norm", f"{_B}attn_kv_a_norm"),
-    Row(f"{_L}attn.kv_up", f"{_B}attn_kv_b"),
+    Split(f"{_L}attn.kv_up", _keys_and_values),
 )
 
+_KEYS_AND_VALUES_TOGETHER = Row(f"{_L}attn.kv_up", f"{_B}attn_kv_b")
+"""In files from before it did."""
 
-def _dialect(name: str, *changed: Row, also: tuple[Dialect, ...] = ()) -> Dialect:
+
+def _dialect(name: str, *changed: Row | Split, also: tuple[Dialect, ...] = ()) -> Dialect:
     return Dialect(name, _replaced(_ROWS, *changed), ignored=_IGNORED, drafts=_DRAFTS, also=also)
 
 
@@ -204,7 +211,9 @@ GGUF: Mapping[str, Dialect] = {
     "bloom": _fused("bloom"),
     "cohere2": _PLAIN,
     "command-r": _PLAIN,
-    "deepseek2": _dialect("deepseek2", *_LATENT),
+    "deepseek2": _dialect(
+        "deepseek2", *_LATENT, also=(_dialect("deepseek2", *_replaced(_LATENT, _KEYS_AND_VALUES_TOGETHER)),)
+    ),
     "ernie4_5": _PLAIN,
     "exaone4": _PLAIN,
     "falcon": _fused("falcon", *_norms_of_falcon()),

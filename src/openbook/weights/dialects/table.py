@@ -40,6 +40,34 @@ class Row:
 
 
 @dataclass(frozen=True)
+class HeadRows:
+    """Of each head's rows in a matrix of all `heads`, those from `start` to `stop`."""
+
+    heads: int
+    start: int
+    stop: int
+
+    def of(self, whole: Any) -> Any:
+        """[heads · rows, columns] → [heads, stop - start, columns], as a view."""
+        return whole.reshape(self.heads, -1, *whole.shape[1:])[:, self.start : self.stop]
+
+    def shape_of(self, shape: Shape) -> Shape:
+        return (self.heads, self.stop - self.start, *shape[1:])
+
+
+@dataclass(frozen=True)
+class Split:
+    """A line for a module whose rows lie in several stored tensors, each with its own transform."""
+
+    ours: str
+    parts: Callable[[Block], tuple[tuple[str, HeadRows, Transform], ...]]
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        return (self.ours,)
+
+
+@dataclass(frozen=True)
 class Dialect:
     """A table and what surrounds it.
 
@@ -53,7 +81,7 @@ class Dialect:
     """
 
     name: str
-    rows: tuple[Row, ...]
+    rows: tuple[Row | Split, ...]
     base: str = ""
     ignored: str = r"(?!)"
     drafts: str = r"(?!)"
@@ -80,7 +108,8 @@ class Dialect:
 
 @dataclass(frozen=True)
 class Place:
-    """One stored tensor and the parameters it holds, or their elements at `index` of the first axis.
+    """One stored tensor and the parameters it holds, or of each only its elements at `index` of the
+    first axis, or some of each head's rows.
 
     They follow each other along `axis`, each as long there as `sizes` says.
     """
@@ -91,7 +120,13 @@ class Place:
     sizes: tuple[int, ...]
     transform: Transform
     axis: int = 0
-    index: int | None = None
+    index: int | HeadRows | None = None
+
+    def part_of(self, parameter: Any) -> Any:
+        """The elements of a parameter that lie in this tensor, as a view."""
+        if isinstance(self.index, HeadRows):
+            return self.index.of(parameter)
+        return parameter if self.index is None else parameter[self.index]
 
     def load(self, stored: Any) -> Iterator[tuple[str, Any]]:
         """Each parameter's name and its elements in our arrangement, as views where strides allow it."""
@@ -131,13 +166,26 @@ def places(spec: ModelSpec, shapes: Mapping[str, Shape], dialect: Dialect) -> li
                 f"{', '.join(absent)}"
             )
         block = spec.layers[layer]
+        done.update(names)
+        if isinstance(row, Split):
+            found += _split_places(row.parts(block), name, shapes[name], layer, suffix)
+            continue
         theirs = row.theirs if isinstance(row.theirs, str) else row.theirs(block)
         stored = f"{theirs.replace('{n}', str(layer))}{suffix}"
         transform = row.transform(block) if callable(row.transform) else row.transform
         _check_number(dialect, len(found) + (shapes[name][0] if "{i}" in stored else 1))
         found += _places_of(stored, {n: shapes[n] for n in names}, transform, row.axis)
-        done.update(names)
     return found
+
+
+def _split_places(
+    parts: Iterable[tuple[str, HeadRows, Transform]], name: str, shape: Shape, layer: int, suffix: str
+) -> Iterator[Place]:
+    """The tensors that together hold one parameter."""
+    for theirs, rows, transform in parts:
+        part = rows.shape_of(shape)
+        stored = f"{theirs.replace('{n}', str(layer))}{suffix}"
+        yield Place(stored, transform.stored_shape(part), (name,), part[:1], transform, index=rows)
 
 
 def _places_of(stored: str, shapes: Mapping[str, Shape], transform: Transform, axis: int) -> Iterator[Place]:
