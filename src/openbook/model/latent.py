@@ -14,13 +14,30 @@ from openbook.model.positions import Rotate
 from openbook.spec.model import LatentAttention as LatentSpec
 
 
-class PerHead(nn.Module):
-    """x W with a matrix of its own for each head."""
+class KeyRows(nn.Module):
+    """q W with each head's rows of kv_up that make its keys: what a query asks of the latents themselves."""
+
+    def __init__(self, spec: LatentSpec) -> None:
+        super().__init__()
+        self.heads, self.rows = spec.n_heads, slice(spec.nope_dim)
 
     def forward(
-        self, x: Float[Tensor, "B H T a"], weight: Float[Tensor, "H a b"]
-    ) -> Float[Tensor, "B H T b"]:
-        return x @ weight
+        self, q: Float[Tensor, "B H T N"], kv_up: Float[Tensor, "rows C"]
+    ) -> Float[Tensor, "B H T C"]:
+        return q @ kv_up.unflatten(0, (self.heads, -1))[:, self.rows]
+
+
+class ValueRows(nn.Module):
+    """Wᵀ c with each head's rows of kv_up that make its values: the value of a mixture of latents."""
+
+    def __init__(self, spec: LatentSpec) -> None:
+        super().__init__()
+        self.heads, self.rows = spec.n_heads, slice(spec.nope_dim, None)
+
+    def forward(
+        self, mixed: Float[Tensor, "B H T C"], kv_up: Float[Tensor, "rows C"]
+    ) -> Float[Tensor, "B H T U"]:
+        return mixed @ kv_up.unflatten(0, (self.heads, -1))[:, self.rows].mT
 
 
 class LatentAttention(nn.Module):
@@ -45,7 +62,7 @@ class LatentAttention(nn.Module):
         self.kv_up = nn.Linear(spec.kv_rank, spec.n_heads * (spec.nope_dim + spec.v_dim), bias=False)
         self.q_rope = Rotate(spec.rope) if spec.rope else None
         self.k_rope = Rotate(spec.rope) if spec.rope else None
-        self.q_absorb, self.v_absorb = PerHead(), PerHead()
+        self.q_absorb, self.v_absorb = KeyRows(spec), ValueRows(spec)
         self.core: nn.Module = FusedCore()
         self.o = nn.Linear(spec.n_heads * spec.v_dim, d_model, bias=spec.o_bias)
 
@@ -97,11 +114,9 @@ class LatentAttention(nn.Module):
         latents: Float[Tensor, "B 1 S CR"],
         place: Place,
     ) -> Float[Tensor, "B H T U"]:
-        up = self.kv_up.weight.unflatten(0, (self.spec.n_heads, -1))
-        to_k, to_v = up.split((self.spec.nope_dim, self.spec.v_dim), dim=1)
-        q = torch.cat((self.q_absorb(q, to_k), q_rotated), dim=-1)
-        found = self._attend(q, latents, latents[..., : self.spec.kv_rank], place)
-        return self.v_absorb(found, to_v.mT)
+        q = torch.cat((self.q_absorb(q, self.kv_up.weight), q_rotated), dim=-1)
+        mixed = self._attend(q, latents, latents[..., : self.spec.kv_rank], place)
+        return self.v_absorb(mixed, self.kv_up.weight)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, place: Place) -> Tensor:
         return self.core(q, k, v, place.mask, self.spec.scale, self.spec.softcap)
