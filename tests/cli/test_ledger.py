@@ -1,10 +1,72 @@
-"""`openbook ledger A --vs B` as a terminal shows it."""
+"""`openbook ledger`: two models side by side as a terminal shows them, and absurd ones at once."""
 
 import csv
 import io
 import json
 
 import pytest
+
+from bounded import bounded_work
+
+LLAMA = {
+    "model_type": "llama", "vocab_size": 100, "hidden_size": 64, "intermediate_size": 128,
+    "num_hidden_layers": 2, "num_attention_heads": 4,
+}  # fmt: skip
+FIVE_TRILLION = {
+    "model_type": "deepseek_v3", "hidden_size": 8192, "num_hidden_layers": 54, "n_routed_experts": 2048,
+}  # fmt: skip
+ABSURD = {
+    "widths": LLAMA | {"hidden_size": 4 * 10**18, "intermediate_size": 10**18},
+    "head size": LLAMA | {"head_dim": 10**18},
+    "experts": {"model_type": "mixtral", "num_local_experts": 10**12, "num_experts_per_tok": 10**6},
+    "positions": {"model_type": "opt", "max_position_embeddings": 10**18, "vocab_size": 10**18},
+    "windows": {"model_type": "gemma3_text", "num_hidden_layers": 10**5, "sliding_window": 10**15},
+}
+REFUSED = {
+    "layers": LLAMA | {"num_hidden_layers": 10**12},
+    "layers of kinds": {"model_type": "gemma3_text", "num_hidden_layers": 10**12},
+    "dense layers": {
+        "model_type": "deepseek_v3", "num_hidden_layers": 10**12, "first_k_dense_replace": 10**11
+    },
+    "slopes": {"model_type": "bloom", "n_head": 10**12, "hidden_size": 10**12, "n_layer": 2},
+}  # fmt: skip
+WORK = ((), ("--ops", "--memory", "--mode", "decode", "--past", "1000000"), ("--vs", "gpt2"))
+
+
+@pytest.fixture
+def config(tmp_path):
+    def write(values: dict) -> str:
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps(values))
+        return str(path)
+
+    return write
+
+
+@pytest.mark.parametrize("options", WORK)
+def test_five_trillion_parameters_are_counted_at_once(openbook, config, options: tuple[str, ...]):
+    with bounded_work(1):
+        done = openbook("ledger", config(FIVE_TRILLION), *options)
+    assert (done.code, done.err) == (0, "")
+    if not options:
+        (total,) = (line.split()[1] for line in done.out.splitlines() if line.startswith("total"))
+        assert int(total.replace(",", "")) > 5 * 10**12
+
+
+@pytest.mark.parametrize("options", WORK)
+@pytest.mark.parametrize("absurd", ABSURD)
+def test_absurd_sizes_are_answered_at_once(openbook, config, absurd: str, options: tuple[str, ...]):
+    with bounded_work(2):
+        done = openbook("ledger", config(ABSURD[absurd]), *options)
+    assert (done.code, done.err) == (0, "")
+
+
+@pytest.mark.parametrize("refused", REFUSED)
+def test_what_would_have_to_be_written_out_is_refused_in_one_line(openbook, config, refused: str):
+    with bounded_work(1):
+        done = openbook("ledger", config(REFUSED[refused]))
+    assert (done.code, done.out) == (1, "")
+    assert done.err.count("\n") == 1
 
 
 @pytest.mark.parametrize("columns", [80, 100, 120, 200])

@@ -1,7 +1,9 @@
 """FLOPs and bytes of steps, against published figures and arithmetic by hand."""
 
+import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 
 from openbook.ledger import LedgerError, Workload, ledger
 from openbook.ledger.ops import experts_read, read_keys, visible_pairs
+from openbook.spec.hf import from_config
 from openbook.spec.model import (
     Alibi,
     Attention,
@@ -27,6 +30,12 @@ from openbook.spec.model import (
     Shared,
 )
 from openbook.spec.presets import preset
+
+HERE = Path(__file__).parent
+FLOPS = json.loads((HERE / "flops_cases.json").read_text())
+CONFIGS = {
+    case["name"]: case["config"] for case in json.loads((HERE / "parameter_cases.json").read_text())["cases"]
+}
 
 
 def named(spec, workload, dtype="bf16"):
@@ -72,20 +81,23 @@ def gpt2_without_biases():
 # --- published figures ---
 
 
-@pytest.mark.parametrize(
-    ("name", "tokens", "half", "full"),
-    [
-        ("llama-3-8b", 8192, "51.470", "57.913"),
-        ("llama-3-70b", 8192, "449.223", "481.435"),
-        ("llama-2-7b", 4096, "42.864", "46.085"),
-    ],
-)
-def test_training_flops_per_token_equal_the_published_digits(name, tokens, half, full):
-    # The published "causal" figures charge exactly half of the square: our convention "half".
-    book = ledger(preset(name))
-    for attention, published in (("half", half), ("full", full)):
-        flops = book.totals(Workload("train", new=tokens, attention=attention)).flops
-        assert f"{flops / tokens / 1e9:.3f}" == published
+@pytest.mark.parametrize("case", FLOPS["cases"], ids=lambda case: case["model"])
+def test_training_flops_per_token_equal_the_published_digits(case):
+    # The published "causal" figures charge exactly half of the square, our "half", and leave routers out.
+    book, tokens = ledger(from_config(CONFIGS[case["model"]])), case["seq"]
+    for attention, column in (("half", "causal"), ("full", "full_square")):
+        totals = book.totals(Workload("train", new=tokens, attention=attention))
+        per_token = (totals.flops - totals.router_flops) / tokens
+        assert f"{per_token / 1e9:.3f}" == f"{case[f'GFLOP_per_token_train_{column}']:.3f}"
+
+
+def test_qwen3_30b_costs_six_flops_for_each_active_weight_that_multiplies():
+    # The thread's figure takes 6 × all active weights, the norms too, which multiply no matrix.
+    (case,) = (case for case in FLOPS["more"] if case["model"] == "Qwen3-30B-A3B")
+    book, tokens = ledger(from_config(CONFIGS[case["model"]])), case["seq"]
+    norms = sum(row.count for row in book.tensors if row.kind == "norm")
+    totals = book.totals(Workload("train", new=tokens, attention="full"))
+    assert totals.flops + 6 * norms * tokens == case["train_FLOPs_per_token"] * tokens
 
 
 def test_causal_exceeds_half_by_half_a_key_per_query():

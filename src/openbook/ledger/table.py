@@ -536,7 +536,7 @@ def to_json(book: Ledger, workload: Workload | None = None, by: By = "kind") -> 
         data["ops"] = _json_rows(book.op_sections(workload), book.spec.n_layers, by, OP_MEASURES)
         data["totals"] = _plain(book.totals(workload))
         data["cache"] = [
-            _plain(row)
+            _plain(row) | {"layers": layer_label(row.layers), "times": len(row.layers)}
             for row in book.cache(workload.batch, workload.seen, workload.activation_dtype(book.dtype))
         ]
         data["memory"] = {

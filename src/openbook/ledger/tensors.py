@@ -172,7 +172,8 @@ def sum_sections(sections: Iterable[Section[Row]], value: Callable[[Row], int]) 
 
 
 LayerKinds = list[tuple[Block, tuple[int, ...]]]
-"""Each distinct block with all the layers that use it."""
+"""Each distinct block with all the layers that use it. The scale of scores, on which no count depends and
+which may be every layer's own (GPT-2's option), makes no difference."""
 
 
 def layer_kinds(spec: ModelSpec) -> LayerKinds:
@@ -181,10 +182,15 @@ def layer_kinds(spec: ModelSpec) -> LayerKinds:
     by_identity: dict[int, list[int]] = {}
     for layer, block in enumerate(spec.layers):
         by_identity.setdefault(id(block), []).append(layer)
-    kinds: dict[Block, list[int]] = {}
+    kinds: dict[tuple[object, ...], list[int]] = {}
     for layers in by_identity.values():
-        kinds.setdefault(spec.layers[layers[0]], []).extend(layers)
-    return [(block, tuple(sorted(layers))) for block, layers in kinds.items()]
+        kinds.setdefault(_without_scale(spec.layers[layers[0]]), []).extend(layers)
+    return [(spec.layers[layers[0]], tuple(sorted(layers))) for layers in kinds.values()]
+
+
+def _without_scale(block: Block) -> tuple[object, ...]:
+    parts = vars(block) | {"attn": type(block.attn)}
+    return (*parts.values(), *(value for name, value in vars(block.attn).items() if name != "scale"))
 
 
 def layer_sections(kinds: LayerKinds, rows_of: Callable[[Block], tuple[Row, ...]]) -> Iterator[Section[Row]]:
