@@ -6,13 +6,41 @@ llama.cpp wants them equal: 6 query and 2 key/value heads of 12 (8 where they mu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+import torch
+from tokenizers import pre_tokenizers
+
+from openbook.model import Decoder
+from openbook.model.init import init_weights
 from openbook.spec import ModelSpec
-from openbook.spec.gguf import ARCHITECTURES, from_metadata
+from openbook.spec.gguf import ARCHITECTURES, OF_MODEL_TYPE, from_metadata
+from openbook.spec.model import RopeScaling
 
 VOCABULARY = 300
+
+PLAIN_TOKEN = 64
+"""The letter a: a token whose text is whole."""
+
+
+def vocabulary() -> dict[str, Any]:
+    """A byte-level vocabulary of `VOCABULARY` tokens: all bytes, some pairs of letters, and an end."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    merges = [f"{first} {second}" for first in "etaoin" for second in "shrdlucg"][: VOCABULARY - 257]
+    tokens = [*letters, *(merge.replace(" ", "") for merge in merges), "<|endoftext|>"]
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [1] * (VOCABULARY - 1) + [3],
+        "tokenizer.ggml.merges": merges,
+        "tokenizer.ggml.eos_token_id": VOCABULARY - 1,
+        "tokenizer.ggml.bos_token_id": VOCABULARY - 1,
+        "tokenizer.ggml.add_bos_token": False,
+    }
+
 
 _COMMON: Mapping[str, Any] = {
     "block_count": 3,
@@ -137,14 +165,38 @@ def metadata(name: str, **changes: Any) -> dict[str, Any]:
     return {"general.architecture": name, **own}
 
 
-def tiny(name: str, **changes: Any) -> ModelSpec:
-    """The model of this architecture, with some of its keys changed; `without` leaves out tensors."""
-    without = changes.pop("without", ())
+def tiny(name: str, *, without: Sequence[str] = (), **changes: Any) -> ModelSpec:
+    """The model of this architecture, with some of its keys changed, and `without` some tensors."""
     keys = metadata(name, **changes)
     tensors: dict[str, tuple[int, ...]] = {"token_embd.weight": (VOCABULARY, 48)}
-    if not ARCHITECTURES[name].tied:
+    if not ARCHITECTURES[name].tied and "output.weight" not in without:
         tensors["output.weight"] = (VOCABULARY, 48)
     for layer in range(keys[f"{name}.block_count"]):
         shown = set(_OF_EACH_LAYER.get(name, ())) - set(without)
         tensors |= {f"blk.{layer}.{tensor}": () for tensor in shown}
     return from_metadata(keys, tensors)
+
+
+def scaled(name: str, scaling: RopeScaling, **changes: Any) -> ModelSpec:
+    """The model with its rotations scaled by a rule that a file keeps as numbers."""
+    spec = tiny(name, **changes)
+    block = spec.layers[0]
+    assert block.attn.rope is not None
+    attn = replace(block.attn, rope=replace(block.attn.rope, scaling=scaling))
+    return spec.replace(layers=(replace(block, attn=attn),) * spec.n_layers)
+
+
+def model_type_of(architecture: str) -> str:
+    """A `model_type` of Hugging Face that becomes this architecture."""
+    return {arch: model_type for model_type, arch in OF_MODEL_TYPE.items()}.get(architecture, architecture)
+
+
+@torch.no_grad()
+def noisy(spec: ModelSpec, seed: int = 0) -> Decoder:
+    """Every parameter random, norms and biases included; these survive adding 1 and taking it off."""
+    decoder = init_weights(Decoder(spec))
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in {id(p): p for p in decoder.parameters()}.values():
+        noise = torch.empty(parameter.shape).normal_(0.0, 0.25, generator=generator)
+        parameter.copy_(noise if parameter.ndim > 1 else (parameter + noise).bfloat16().float())
+    return decoder
