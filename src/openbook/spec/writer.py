@@ -52,21 +52,21 @@ def _differences(
     want: object, got: object, path: str, tolerance: float
 ) -> Iterator[tuple[str, object, object]]:
     """Where two specs differ: ("layers.3.attn.window", 128, None)."""
-    if want == got:
-        return
     if dataclasses.is_dataclass(want) and type(want) is type(got):
         for field in dataclasses.fields(want):
             if field.compare:
                 inner = f"{path}.{field.name}" if path else field.name
                 yield from _differences(getattr(want, field.name), getattr(got, field.name), inner, tolerance)
     elif isinstance(want, tuple) and isinstance(got, tuple) and len(want) == len(got):
-        seen = set()  # equal layers are one object, and differ in the same things
+        seen = set()  # equal layers are one object on either side, and are compared once
         for i, (a, b) in enumerate(zip(want, got, strict=True)):
             if (id(a), id(b)) in seen:
                 continue
             seen.add((id(a), id(b)))
             yield from _differences(a, b, f"{path}.{i}", tolerance)
-    elif not (
-        isinstance(want, float) and isinstance(got, float) and math.isclose(want, got, rel_tol=tolerance)
-    ):
+    elif want != got and not _close(want, got, tolerance):
         yield path, want, got
+
+
+def _close(want: object, got: object, tolerance: float) -> bool:
+    return isinstance(want, float) and isinstance(got, float) and math.isclose(want, got, rel_tol=tolerance)

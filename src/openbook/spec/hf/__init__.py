@@ -97,8 +97,10 @@ def _own_keys(family: Family, config: Mapping[str, Any]) -> Keys:
         if alias not in keys:
             continue
         value = keys.pop(alias)
-        if keys.setdefault(key, value) != value:
-            raise SpecError(f"config.{alias} and config.{key} contradict each other: remove one")
+        if value is None:
+            continue
+        if type(value) not in (bool, int, str) or keys.setdefault(key, value) != value:
+            raise SpecError(f"config.{alias} is {show(value)}, which is not config.{key}: remove one")
     return keys
 
 

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from openbook.spec.hf.rope import FULL, LAYER_TYPES, SLIDING, Ropes, read_score_factor, rotary
+from openbook.spec.hf.rope import FULL, LAYER_TYPES, SLIDING, Ropes, layer_type, read_score_factor, rotary
 from openbook.spec.hf.term import (
     ALWAYS,
     NEVER,
@@ -161,10 +161,6 @@ def _read_types(c: Reader, known: Known, allowed: tuple[str, ...] = LAYER_TYPES)
     return c.maybe_items("layer_types", known.n_layers, allowed.__contains__, "of " + " | ".join(allowed))
 
 
-def _types(windows: list[int | Chunk | None]) -> list[str]:
-    return [FULL if window is None else SLIDING for window in windows]
-
-
 def _width(windows: list[int | Chunk | None]) -> int | None:
     """The window of those layers that have one; a second width is found out when it is read back."""
     return next((window for window in windows if isinstance(window, int)), None)
@@ -194,7 +190,7 @@ def window_if_used(
     def write(windows: list[int | Chunk | None], spec: ModelSpec) -> Keys:
         width, sliding = _width(windows), [window is not None for window in windows]
         keys: Keys = {"use_sliding_window": width is not None, "sliding_window": width, **rule(sliding)}
-        return keys if width is None else keys | {"layer_types": _types(windows)}
+        return keys if width is None else keys | {"layer_types": list(map(layer_type, windows))}
 
     return Term(read, write)
 
@@ -255,7 +251,7 @@ def alternating(every: int, word: str | None = None, null_is_full: bool = False)
 
     def write(windows: list[int | Chunk | None], spec: ModelSpec) -> Keys:
         width = _width(windows)
-        keys: Keys = {"layer_types": _types(windows)}
+        keys: Keys = {"layer_types": list(map(layer_type, windows))}
         return keys if width is None else keys | {"sliding_window": width}
 
     return Term(read, write)

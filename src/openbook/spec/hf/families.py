@@ -646,7 +646,7 @@ _GRANITEMOE = replace(
     },
     mlp=Mixture(
         Router("chosen_softmax", renormalise=False), experts="num_local_experts", width="intermediate_size",
-        renormalise=constant(False),
+
     ),
 )  # fmt: skip
 
@@ -716,7 +716,7 @@ _DEEPSEEK_V2 = Family(
     attention=LatentHeads(ropes=scaling_scores_too(rotary(layout=INTERLEAVED))),
     mlp=Mixture(
         Router("softmax", renormalise=False), experts="n_routed_experts", layers=AFTER_FIRST_DENSE,
-        renormalise=constant(False), scale=number("routed_scaling_factor"), groups=LIMITED_GROUPS,
+        scale=number("routed_scaling_factor"), groups=LIMITED_GROUPS,
         shared=shared_count("n_shared_experts", "moe_intermediate_size"),
     ),
 )  # fmt: skip
@@ -833,7 +833,7 @@ _GPT_OSS = Family(
     ),
     mlp=Mixture(
         Router("chosen_softmax", renormalise=False, bias=True), experts="num_local_experts",
-        width="intermediate_size", renormalise=constant(False), expert_bias=True,
+        width="intermediate_size", expert_bias=True,
         dense=Dense(activation=constant("gelu_quick")), clamp=maybe_number("swiglu_limit"), up_offset=1.0,
     ),
 )  # fmt: skip
@@ -861,7 +861,7 @@ _LLAMA4 = Family(
     ),
     mlp=Mixture(
         Router("sigmoid", renormalise=False, on_input=True), experts="num_local_experts",
-        width="expert_width", layers=MOE_LAYERS, renormalise=constant(False),
+        width="expert_width", layers=MOE_LAYERS,
         shared=shared_width("expert_width"),
     ),
 )  # fmt: skip

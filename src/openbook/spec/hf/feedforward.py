@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from openbook.spec.hf.term import ALWAYS, NEVER, NONE, ONE, Keys, Known, Term
+from openbook.spec.hf.term import NEVER, NONE, ONE, Keys, Known, Term
 from openbook.spec.model import Activation, Experts, Groups, Mlp, ModelSpec, Router, Shared
 from openbook.spec.reader import Reader, UnsupportedError
 
@@ -203,7 +203,8 @@ class Mixture:
 
     `router` and `expert_bias`, `clamp` and `up_offset` are of every model of the type; `experts`, `active`
     and `width` are keys. `dense` is the feed-forward of the other layers, and of the experts but for the
-    width. `shared` is the width of the feed-forward that every token gets beside them.
+    width. `renormalise` is a flag that decides in the router's place. `shared` is the width of the
+    feed-forward that every token gets beside the experts.
     """
 
     router: Router
@@ -212,7 +213,7 @@ class Mixture:
     width: str = "moe_intermediate_size"
     layers: Term[list[bool]] = EVERY_LAYER
     dense: Dense = PLAIN_FEED_FORWARD
-    renormalise: Term[bool] = ALWAYS
+    renormalise: Term[bool] | None = None
     scale: Term[float] = ONE
     groups: Term[Groups | None] = NONE
     shared: Term[int | None] = NONE
@@ -237,6 +238,7 @@ class Mixture:
             up_offset=self.up_offset,
         )
         shared = self.shared.read(c, known)
+        renormalise = self.renormalise.read(c, known) if self.renormalise else self.router.renormalise
         n_experts = c.integer(self.experts)
         return Experts(
             n_experts=n_experts,
@@ -244,7 +246,7 @@ class Mixture:
             expert=expert,
             router=replace(
                 self.router,
-                renormalise=self.renormalise.read(c, known),
+                renormalise=renormalise,
                 scale=self.scale.read(c, known),
                 groups=self.groups.read(c, known),
             ),
@@ -265,7 +267,7 @@ class Mixture:
             self.active: experts.n_active,
             self.width: experts.expert.d_ff,
             **self.layers.write([isinstance(mlp, Experts) for mlp in mlps], spec),
-            **self.renormalise.write(experts.router.renormalise, spec),
+            **(self.renormalise.write(experts.router.renormalise, spec) if self.renormalise else {}),
             **self.scale.write(experts.router.scale, spec),
             **self.groups.write(experts.router.groups, spec),
             **self.shared.write(experts.shared and experts.shared.mlp.d_ff, spec),

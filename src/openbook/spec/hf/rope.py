@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from openbook.spec.hf.term import Keys, Known, Term, constant
 from openbook.spec.model import (
+    Chunk,
     DynamicScaling,
     FrequencyDivisors,
     LatentAttention,
@@ -28,8 +29,7 @@ from openbook.spec.model import (
 )
 from openbook.spec.reader import Reader, UnsupportedError, show
 
-FULL, SLIDING = "full_attention", "sliding_attention"
-LAYER_TYPES = (FULL, SLIDING)
+FULL, SLIDING = LAYER_TYPES = ("full_attention", "sliding_attention")
 
 Layout = Literal["half", "interleaved"]
 Ropes = list[Rope | None]
@@ -37,6 +37,11 @@ Ropes = list[Rope | None]
 
 HALF: Term[Layout] = constant("half")
 INTERLEAVED: Term[Layout] = constant("interleaved")
+
+
+def layer_type(window: int | Chunk | None) -> str:
+    return FULL if window is None else SLIDING
+
 
 # --- the rotation of a family -------------------------------------------------------------------
 
@@ -60,7 +65,7 @@ def rotary(
 
     def read(c: Reader, known: Known) -> Ropes:
         kinds = read_kinds(c, known)
-        return [kinds[FULL if window is None else SLIDING] for window in known.windows]
+        return [kinds[layer_type(window)] for window in known.windows]
 
     def read_kinds(c: Reader, known: Known) -> dict[str, Rope | None]:
         context = _Context(
@@ -124,13 +129,13 @@ def rotary_by_type(theta: float, local_theta: float, local_word: str | None = No
         }
         if both is not None:
             both.finish(f"here it may hold {' and '.join(LAYER_TYPES)}")
-        return [kinds[FULL if window is None else SLIDING] for window in known.windows]
+        return [kinds[layer_type(window)] for window in known.windows]
 
     def write(ropes: Ropes, spec: ModelSpec) -> Keys:
         kinds: dict[str, Rope] = {}
         for rope, block in zip(ropes, spec.layers, strict=True):
             if rope is not None:
-                kinds.setdefault(FULL if block.attn.window is None else SLIDING, rope)
+                kinds.setdefault(layer_type(block.attn.window), rope)
         full = kinds.get(FULL, Rope(2, base=theta))
         local = kinds.get(SLIDING, Rope(2, base=local_theta))
         if local.scaling is None and (local_word or local.base == local_theta):
@@ -180,7 +185,7 @@ def only_where(rotated: Term[list[bool]], ropes: Term[Ropes]) -> Term[Ropes]:
 def scaling_scores_too(ropes: Term[Ropes]) -> Term[Ropes]:
     """YaRN as DeepSeek has it, where `mscale_all_dim` also says what multiplies the scores.
 
-    That is `latent_scale`'s to read; it is written with the rotation, being part of its object.
+    `read_score_factor` reads it for those; it is written with the rotation, being part of its object.
     """
 
     def write(found: Ropes, spec: ModelSpec) -> Keys:
