@@ -10,7 +10,8 @@ from openbook.spec.model import Attention, Block, Experts, LatentAttention, Mlp,
 def inputs(spec: ModelSpec, name: str) -> tuple[str, ...]:
     """The full names of the steps that the step `name` reads, the first one first; () for the embedding.
 
-    Weights, positions and masks are no steps. Raises `KeyError` for a step that no such model has.
+    Weights, positions and masks are no steps. Of latent attention both orders are named: a run has either
+    kv_up, or q_absorb and v_absorb. Raises `KeyError` for a step that no such model has.
     """
     return _all_inputs(spec, name)[name]
 
@@ -124,12 +125,12 @@ def _latent(attn: LatentAttention, read: str) -> Flow:
         yield "attn.k_rope", ("attn.kv_down",)
     yield "attn.q_absorb", (query,)
     turned = ("attn.q_rope", "attn.k_rope") if attn.rope else ()
-    yield "attn.scores", (query, "attn.kv_up", *turned)
+    yield "attn.scores", ("attn.q_absorb", "attn.kv_up", *turned)
     yield "attn.masked", ("attn.scores",)
     yield "attn.probs", ("attn.masked",)
     yield "attn.mix", ("attn.probs", "attn.kv_up")
     yield "attn.v_absorb", ("attn.mix",)
-    yield "attn.o", ("attn.mix",)
+    yield "attn.o", ("attn.v_absorb",)
 
 
 def _core(query: str, key: str, value: str) -> Flow:

@@ -22,6 +22,7 @@ from openbook.model import Decoder, ExplicitCore
 from openbook.model.attention import Mask
 from openbook.model.block import Block
 from openbook.model.decoder import Cache
+from openbook.model.experts import Choice, Chosen, Experts
 from openbook.spec.model import Chunk, ModelSpec
 from openbook.trace.schema import Trace, dtype_of
 
@@ -115,11 +116,13 @@ def _recording(decoder: Decoder, seen: _Seen) -> Iterator[None]:
         hooks = [
             module.register_forward_hook(_keep_output(seen, name))
             for name, module in decoder.named_modules()
-            if name in seen.wanted
+            if name in seen.wanted and not isinstance(module, Chosen) and ".experts." not in name
         ]
         hooks.append(decoder.embed_norm.register_forward_pre_hook(_keep_input(seen, "positions")))
         for i, block in enumerate(cast("list[Block]", list(decoder.layers))):
             hooks += _sums(block, f"layers.{i}", seen)
+            if isinstance(block.mlp, Experts):
+                hooks += _experts(block.mlp, f"layers.{i}.mlp", seen)
             undo.callback(setattr, block.attn, "core", block.attn.core)
             block.attn.core = RecordingCore(block.attn.core, seen, f"layers.{i}")
         for hook in hooks:
@@ -154,6 +157,36 @@ def _sums(block: Block, where: str, seen: _Seen) -> list[Any]:
         block.register_forward_pre_hook(lambda module, inputs: stream.append(inputs[0])),
         block.attn_out_norm.register_forward_hook(keep_attn_add),
         block.end_norm.register_forward_pre_hook(_keep_input(seen, f"{where}.mlp_add")),
+    ]
+
+
+def _experts(mlp: Experts, where: str, seen: _Seen) -> list[Any]:
+    """Hooks for the steps of a mixture, which takes the tokens in the order of their experts if that is
+    quicker."""
+    order: list[Tensor] = []
+
+    def keep_choice(module: nn.Module, inputs: Any, choice: Choice) -> None:
+        seen.keep(f"{where}.chosen", choice.weights)
+        if f"{where}.chosen" in seen.wanted:
+            seen.choices[f"{where}.chosen"] = choice.experts
+        order[:] = [choice.experts.flatten().argsort()]
+
+    def keep_rows(name: str) -> Callable[..., None]:
+        def keep(module: nn.Module, inputs: Any, rows: Tensor) -> None:
+            if rows.ndim == 2:  # [B·T·A, width], sorted by expert
+                rows = torch.empty_like(rows).index_copy(0, order[0], rows)
+            seen.keep(name, rows)
+
+        return keep
+
+    parts = {
+        name: part for name, part in mlp.experts.named_children() if f"{where}.experts.{name}" in seen.wanted
+    }
+    return [
+        mlp.chosen.register_forward_hook(keep_choice),
+        *(part.register_forward_hook(keep_rows(f"{where}.experts.{name}")) for name, part in parts.items()),
+        mlp.experts.register_forward_hook(_keep_output(seen, f"{where}.experts.sum")),
+        mlp.register_forward_hook(_keep_output(seen, f"{where}.shared_add")),
     ]
 
 

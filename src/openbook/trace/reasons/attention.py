@@ -83,15 +83,33 @@ def _visible(side: Evidence) -> Tensor:
 
 
 def explain_mask(pair: Pair) -> Reason | None:
-    """How many keys each query sees."""
+    """How many keys each query sees; or, if the same, whether a mask also moves the scores."""
     a, b = (side.y[0, 0].isfinite() for side in (pair.a, pair.b))
-    if a.shape != b.shape or torch.equal(a, b):
-        return None
+    if torch.equal(a, b):
+        return _moved(pair)
     told = told_apart({"visible keys": _window(a)}, {"visible keys": _window(b)})
     query = int((a != b).any(-1).nonzero()[0])
     seen = " and ".join(f"{_span(side[query])} in {who}" for who, side in (("A", a), ("B", b)))
     where = f"query {query} sees {seen}"
     return Reason(f"{told.text} ({where})" if told else where, "compare window, and which layers have one")
+
+
+def _moved(pair: Pair) -> Reason | None:
+    """One side's mask adds to what it lets through a number that grows with the distance."""
+    for who, side in (("A", pair.a), ("B", pair.b)):
+        scores = side.read()
+        if scores is None or pair.a.y.shape != pair.b.y.shape:
+            return None
+        seen = side.y.isfinite()
+        added = torch.where(seen, side.y - scores, 0.0)
+        steps = (added[..., 1:] - added[..., :-1])[seen[..., 1:] & seen[..., :-1]]
+        if float(added.abs().max()) > pair.rounding and bool((steps > pair.rounding).all()):
+            slopes = f"{number(float(steps.min()))} to {number(float(steps.max()))} a token"
+            return Reason(
+                f"bias by distance: the mask adds one to the scores in {who} alone ({slopes})",
+                "compare alibi: it belongs to the scores, once",
+            )
+    return None
 
 
 def _window(seen: Tensor) -> str:
