@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+
 from openbook.cli import terminal
 from openbook.cli.options import Json, Model, Quiet, Verbose
 
@@ -24,4 +26,11 @@ def run(model: Model, json: Json = False, quiet: Quiet = False, verbose: Verbose
     lines = list(card(spec))
     column = max(len(name) for name, _ in lines) + 2
     for name, text in lines:
-        print(f"  {name:<{column}}{text}")
+        print(
+            textwrap.fill(
+                text,
+                terminal.width(),
+                initial_indent=f"  {name:<{column}}",
+                subsequent_indent=" " * (column + 4),
+            )
+        )
