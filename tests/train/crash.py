@@ -130,7 +130,7 @@ def replay(operations: list[Operation]) -> Folder:
 # --- what a crash may leave ----------------------------------------------------------------------
 
 
-def states(operations: list[Operation], chances: int = 20) -> Iterator[Tree]:
+def states(operations: list[Operation], chances: int = 8) -> Iterator[Tree]:
     """The trees that a crash after these operations may leave: the extremes, and some by chance."""
     root = replay(operations)
     for data in ("kept", "lost", "torn", "zero"):

@@ -387,7 +387,7 @@ def test_every_prefix_of_the_operations_leaves_what_was_saved_before(tmp_path: P
             if found:
                 assert_is(found.step, tmp_path / "crashed" / "run")
             shutil.rmtree(tmp_path / "crashed")
-    assert len(seen) > 150
+    assert len(seen) > 120
 
 
 @pytest.mark.parametrize("forgotten", ["sync", "sync_folder"])
@@ -445,7 +445,7 @@ print(step)
 
 
 def test_a_process_killed_at_any_instant_leaves_its_last_checkpoint(tmp_path: Path):
-    rounds = "100" if FULL else "10"
+    rounds = "100" if FULL else "8"
     done = subprocess.run(
         [sys.executable, "-c", KILLED, str(tmp_path / "run"), rounds],
         capture_output=True,

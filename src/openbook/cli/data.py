@@ -111,6 +111,7 @@ def show(
 
 
 def _counts(data: Dataset) -> str:
+    from openbook.files.errors import printable
     from openbook.ledger.table import Column, Table
 
     columns = [Column("split")]
@@ -122,7 +123,7 @@ def _counts(data: Dataset) -> str:
     notes = (
         "labels: the tokens to be predicted; not the first of a document, nor what the user of a chat says.",
     )
-    title = f"{data.folder}: {data.source}, a vocabulary of {data.vocab_size:,} tokens"
+    title = f"{data.folder}: {printable(data.source)}, a vocabulary of {data.vocab_size:,} tokens"
     return Table(title, tuple(columns), tuple(rows), notes).text()
 
 

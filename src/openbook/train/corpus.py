@@ -122,16 +122,13 @@ def _read_text(path: Path, name: str, field: str) -> Iterator[Document]:
                 path, "", "the text's size", f"{size:,} bytes",
                 f"at most {MAX_DOCUMENT_BYTES:,} for one document: split it, or make it JSONL",
             )  # fmt: skip
-        yield Document(name, _utf8(path, "", file.read(MAX_DOCUMENT_BYTES)))
-
-
-def _utf8(path: Path, where: str, raw: bytes) -> str:
+        raw = file.read(MAX_DOCUMENT_BYTES)
     try:
-        return raw.decode().replace("\r\n", "\n")
+        text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise FileError(
-            path, where or f"byte {error.start}", "the text", f"not UTF-8 ({error.reason})", "UTF-8"
-        ) from None
+        found = f"not UTF-8 ({error.reason})"
+        raise FileError(path, f"byte {error.start}", "the text", found, "UTF-8") from None
+    yield Document(name, text.replace("\r\n", "\n"))
 
 
 def _read_jsonl(path: Path, name: str, field: str) -> Iterator[Document | Chat]:
@@ -152,7 +149,7 @@ def _lines(path: Path, file: BinaryIO) -> Iterator[bytes]:
 
 def _read_parquet(path: Path, name: str, field: str) -> Iterator[Document | Chat]:
     try:
-        import pyarrow.parquet as parquet  # type: ignore[import-not-found]
+        from pyarrow import ArrowException, parquet  # type: ignore[import-not-found]
     except ImportError:
         raise MissingExtraError(f"{path}: to read Parquet, pip install pyarrow") from None
 
@@ -172,7 +169,7 @@ def _read_parquet(path: Path, name: str, field: str) -> Iterator[Document | Chat
                 yield _record(path, f"row {number}", f"{name}:{number}", record, field)
     except FileError:
         raise
-    except (ValueError, OSError) as error:  # what pyarrow raises for a damaged file, by another name
+    except (ArrowException, ValueError, OSError) as error:
         raise FileError(path, "", "the file", error, "Parquet that pyarrow reads") from error
 
 
