@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import textwrap
 
 from openbook.cli import terminal
@@ -25,12 +26,9 @@ def run(model: Model, json: Json = False, quiet: Quiet = False, verbose: Verbose
     print(f"{title}: {params.total:,} parameters, {spec.n_layers} layers, context {spec.max_positions:,}")
     lines = list(card(spec))
     column = max(len(name) for name, _ in lines) + 2
+    on_terminal = sys.stdout.isatty()  # a pipe's reader wants one line for one part
     for name, text in lines:
-        print(
-            textwrap.fill(
-                text,
-                terminal.width(),
-                initial_indent=f"  {name:<{column}}",
-                subsequent_indent=" " * (column + 4),
-            )
-        )
+        first, *more = textwrap.wrap(text, terminal.width() - column - 4 if on_terminal else len(text))
+        print(f"  {name:<{column}}{first}")
+        for line in more:
+            print(" " * (column + 4) + line)
