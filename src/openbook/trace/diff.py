@@ -8,14 +8,13 @@ grows with the root of the number of layers.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from openbook.spec.model import Experts, ModelSpec
-from openbook.trace.flow import inputs
+from openbook.trace.flow import nearest
 from openbook.trace.reasons import Reason, explain
 from openbook.trace.schema import Trace, local_name
 
@@ -92,7 +91,7 @@ def diff(a: Trace, b: Trace, tolerance: float | None = None) -> Report:
     both = [name for name in a.tensors if name in b]
     rows = [compare(a, b, name, tolerance * depth(a.spec, name) ** 0.5) for name in both]
     wrong = {row.name for row in rows if not row.ok}
-    faults = [row.name for row in rows if not row.ok and wrong.isdisjoint(_read(a, b, row.name))]
+    faults = [row.name for row in rows if not row.ok and wrong.isdisjoint(nearest(a.spec, row.name, both))]
     missing = [name for name in (*a.axes, *b.axes) if (name in a.axes) != (name in b.axes)]
     seen_once = [name for name in a.axes if name in b.axes and (name in a) != (name in b)]
     return Report(rows, {name: explain(a, b, name) for name in faults}, missing, seen_once)
@@ -108,15 +107,6 @@ def depth(spec: ModelSpec, name: str) -> int:
     if name.startswith("layers."):
         return int(name.split(".")[1]) + 1
     return spec.n_layers if name in ("final_norm", "head") else 1
-
-
-def _read(a: Trace, b: Trace, name: str) -> Iterator[str]:
-    """The nearest steps before this one that were recorded on both sides."""
-    for before in inputs(a.spec, name):
-        if before in a and before in b:
-            yield before
-        else:
-            yield from _read(a, b, before)
 
 
 # --- one step -----------------------------------------------------------------------------------

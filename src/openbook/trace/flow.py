@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 from openbook.spec.model import Attention, Block, Experts, LatentAttention, Mlp, ModelSpec
 
@@ -14,6 +14,15 @@ def inputs(spec: ModelSpec, name: str) -> tuple[str, ...]:
     kv_up, or q_absorb and v_absorb. Raises `KeyError` for a step that no such model has.
     """
     return _all_inputs(spec, name)[name]
+
+
+def nearest(spec: ModelSpec, name: str, recorded: Container[str]) -> Iterator[str]:
+    """What the step reads of the steps in `recorded`: in place of one that is not, what that reads."""
+    for before in inputs(spec, name):
+        if before in recorded:
+            yield before
+        else:
+            yield from nearest(spec, before, recorded)
 
 
 def _all_inputs(spec: ModelSpec, name: str) -> dict[str, tuple[str, ...]]:

@@ -135,9 +135,10 @@ class _Modules:
 def _parameter(model: nn.Module, name: str) -> Tensor | None:
     owner, _, own = name.rpartition(".")
     try:
-        return model.get_submodule(owner)._parameters.get(own)
+        module = model.get_submodule(owner)
     except AttributeError:
         return None
+    return module._parameters.get(own, module._buffers.get(own))  # a router's correction is a buffer
 
 
 class _Names:

@@ -175,14 +175,15 @@ class Watch(TorchFunctionMode):
         if before is not None:
             first = before[:, 0].unflatten(-1, (turned.shape[1], -1))[..., -size:]
             halves = torch.cat((first[..., 0::2], first[..., 1::2]), -1)
-            if _parallel(halves, turned[:, :, 0]) and not _parallel(first, turned[:, :, 0]):
+            if _apart(halves, turned[:, :, 0]) < min(1e-3, 0.1 * _apart(first, turned[:, :, 0])):
                 turned = torch.stack(turned.chunk(2, -1), -1).flatten(-2)
         self._seen.keep(f"{now.where}.attn.{name}", turned)
 
 
-def _parallel(x: Tensor, y: Tensor) -> bool:
-    """Whether the vectors are the same but for their length."""
-    return bool(torch.cosine_similarity(x.float().flatten(), y.float().flatten(), 0) > 0.999)
+def _apart(x: Tensor, y: Tensor) -> float:
+    """How far the directions of two vectors are apart: a rotation may change the length as well."""
+    x, y = x.double().flatten(), y.double().flatten()
+    return float((x / x.norm() - y / y.norm()).norm())
 
 
 def _shift(scores: Tensor, now: _Attention, scale: float) -> Tensor | float:
