@@ -147,6 +147,38 @@ def test_feature_beyond_the_families_is_unsupported(key, value):
         from_config({**LLAMA, key: value})
 
 
+@pytest.mark.parametrize(
+    "quantised",
+    [
+        {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]},
+        {
+            "quant_method": "fp8",
+            "fmt": "e4m3",
+            "weight_block_size": [128, 128],
+            "activation_scheme": "dynamic",
+        },
+        {},
+    ],
+    ids=["mxfp4", "fp8", "none"],
+)
+def test_quantised_weights_are_the_same_model(quantised):
+    assert from_config({**LLAMA, "quantization_config": quantised}) == from_config(LLAMA)
+
+
+@pytest.mark.parametrize(
+    ("key", "quantised"),
+    [
+        ("quant_method", {"quant_method": "fp8_of_tomorrow"}),
+        ("fmt", {"quant_method": "fp8", "fmt": "e5m2", "weight_block_size": [128, 128]}),
+        ("weight_block_size", {"quant_method": "fp8", "weight_block_size": [1, 128]}),
+        ("weight_block_size", {"quant_method": "fp8"}),
+    ],
+)
+def test_other_quantisations_are_refused_by_the_key_that_says_so(key, quantised):
+    with pytest.raises(UnsupportedError, match=rf"config\.quantization_config\.{key} "):
+        from_config({**LLAMA, "quantization_config": quantised})
+
+
 # --- sizes --------------------------------------------------------------------------------------
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from openbook.spec.hf.families import FAMILIES
 from openbook.spec.hf.family import Family
-from openbook.spec.hf.irrelevant import IRRELEVANT, NOT_YET, ONLY, TEXT_OF
+from openbook.spec.hf.irrelevant import IRRELEVANT, NOT_YET, ONLY, TEXT_OF, check_quantization
 from openbook.spec.hf.reading import read_spec
 from openbook.spec.hf.term import Keys, flat
 from openbook.spec.hf.writing import write_config
@@ -81,6 +81,7 @@ def _text_config(model_type: str, config: Mapping[str, Any]) -> Keys:
     outer.ignore(IRRELEVANT | rest)
     for key, (allowed, why) in ONLY.items():
         outer.only(key, allowed, why)
+    check_quantization(outer)
     tied, text = outer.maybe_flag("tie_word_embeddings"), outer.raw("text_config")
     outer.finish(f"model type {model_type!r} has no such key: remove it if the model does not depend on it")
     inner = Reader({} if text is None else text, "config.text_config")
@@ -110,6 +111,7 @@ def _check_keys(family: Family, c: Reader) -> None:
         c.ignore(prefix + key for key in IRRELEVANT)
         for key, (allowed, why) in ONLY.items():
             c.only(prefix + key, allowed, why)
+        check_quantization(c, f"{prefix}quantization_config")
     for key, (allowed, why) in family.only.items():
         c.only(key, allowed, why)
     for key, allowed in family.unread.items():

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from openbook.spec.reader import Reader, UnsupportedError, show
+
 IRRELEVANT = frozenset({
     # The file and the program that wrote it.
     "model_type", "architectures", "auto_map", "transformers_version", "transformers.js_config",
@@ -43,7 +45,6 @@ IRRELEVANT = frozenset({
 })  # fmt: skip
 
 ONLY: Mapping[str, tuple[tuple[Any, ...], str]] = {
-    "quantization_config": ((), "use the unquantised checkpoint, or a GGUF file"),
     "is_encoder_decoder": ((False,), "Openbook holds decoder-only models"),
     "add_cross_attention": ((False,), "Openbook holds decoder-only models"),
     "rope_interleaved": ((False,), "rope_interleave is the key of the families that have it"),
@@ -52,6 +53,28 @@ ONLY: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "pruned_heads": (({},), "every layer keeps all its heads"),
 }
 """Keys that do shape the model: the values under which they change nothing, and why no others."""
+
+
+def check_quantization(c: Reader, word: str = "quantization_config") -> None:
+    """Accepts the two formats that are decoded while loading, since they change the file and not the model;
+    raises `UnsupportedError` for others."""
+    about = c.object(word)
+    if about is None:
+        return
+    if about.raw("quant_method") not in ("mxfp4", "fp8"):
+        method = show(about.raw("quant_method"))
+        about.fail(
+            "quant_method",
+            f"is {method}, which is not supported: use the unquantised checkpoint, or a GGUF file",
+            UnsupportedError,
+        )
+    if about.raw("quant_method") == "fp8":
+        about.only("fmt", ("e4m3",), "FP8 is read as e4m3")
+        if about.raw("weight_block_size") != [128, 128]:
+            about.fail(
+                "weight_block_size", "must be [128, 128], the squares that share a scale", UnsupportedError
+            )
+
 
 _IMAGES = frozenset({
     "vision_config", "image_token_index", "image_token_id", "boi_token_index", "boi_token_id",
