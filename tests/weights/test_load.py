@@ -242,6 +242,80 @@ def test_gpt2_loads_with_or_without_prefix_and_mask_buffers(spelling: str, tmp_p
     assert sum(p.numel() for p in decoder.parameters()) == ledger(before.spec).params.total
 
 
+# --- experts ------------------------------------------------------------------------------------
+
+MIXTURE = {
+    "model_type": "deepseek_v3", "vocab_size": 131, "hidden_size": 48, "intermediate_size": 80,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "kv_lora_rank": 12,
+    "q_lora_rank": 14, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 11, "n_routed_experts": 5,
+    "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "moe_intermediate_size": 20,
+    "n_shared_experts": 1, "first_k_dense_replace": 1, "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+THIRD = "model.layers.1.mlp.experts.3.up_proj.weight"
+
+
+@pytest.fixture
+def mixture(tmp_path: Path) -> Path:
+    return folder_of(MIXTURE, tmp_path / "mixture")
+
+
+def test_each_experts_matrix_lands_at_its_own_place(mixture: Path):
+    third = load_file(mixture / "model.safetensors")[THIRD]
+    loaded = load_decoder(mixture)
+    assert torch.equal(loaded.layers[1].mlp.experts.up.weight[3], third)
+    for (name, found), expected in zip(
+        loaded.state_dict().items(), noisy(MIXTURE).state_dict().values(), strict=True
+    ):
+        assert torch.equal(found, expected), name
+
+
+def test_an_expert_without_a_matrix_is_named(mixture: Path):
+    with pytest.raises(MisfitError) as caught:
+        load_decoder(edit(mixture, lambda tensors: {k: v for k, v in tensors.items() if k != THIRD}))
+    assert [(row.name, row.status) for row in caught.value.misfits] == [(THIRD, "missing")]
+
+
+def test_an_expert_with_nan_is_named(mixture: Path):
+    def change(tensors):
+        tensors[THIRD][2, 1] = torch.nan
+
+    edit(mixture, change)
+    with pytest.raises(NonFiniteError) as caught:
+        load_decoder(mixture)
+    assert caught.value.names == [THIRD]
+    assert load_decoder(mixture, allow_nonfinite=True).layers[1].mlp.experts.up.weight[3, 2, 1].isnan()
+
+
+def test_a_parameter_gathered_from_many_tensors_takes_memory(mixture: Path, monkeypatch):
+    monkeypatch.setattr(fit, "available_bytes", lambda device: 0)
+    with pytest.raises(WontFitError) as caught:
+        load_decoder(mixture)
+    assert caught.value.needed == 4 * 3 * 5 * 20 * 48
+
+
+def test_corrections_keep_fp32_in_a_narrower_model_and_in_its_files(mixture: Path, tmp_path: Path):
+    name = "layers.1.mlp.router.correction"
+    exact = load_decoder(mixture).get_parameter(name)
+    narrow = load_decoder(mixture, "bf16")
+    assert narrow.embed.weight.dtype == torch.bfloat16
+    assert torch.equal(narrow.get_parameter(name), exact)
+    save_hf(narrow, tmp_path / "again")
+    stored = load_file(tmp_path / "again" / "model.safetensors")
+    assert torch.equal(stored["model.layers.1.mlp.gate.e_score_correction_bias"], exact)
+    assert stored["model.layers.1.mlp.gate.weight"].dtype == torch.bfloat16
+
+
+def test_a_layer_that_guesses_further_tokens_is_left_in_the_file(mixture: Path):
+    def change(tensors):
+        extra = {"eh_proj.weight": torch.ones(48, 96), "self_attn.o_proj.weight": torch.ones(48, 44)}
+        return tensors | {f"model.layers.2.{name}": values for name, values in extra.items()}
+
+    expected = load_decoder(mixture).state_dict()
+    loaded = load_decoder(edit(mixture, change, {"num_nextn_predict_layers": 1})).state_dict()
+    assert all(torch.equal(loaded[name], expected[name]) for name in expected)
+
+
 # --- dtype --------------------------------------------------------------------------------------
 
 

@@ -1,17 +1,23 @@
 """Matrices stored as values and scales, against the programs that published them."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
+from openbook.model import Decoder, init_weights
+from openbook.spec.hf import from_config
+from openbook.weights.load import load_decoder
 from openbook.weights.packed import decode
+from openbook.weights.save import save_hf
 from openbook.weights.tensors import SafetensorsTensors
 
 
@@ -110,3 +116,58 @@ def test_a_pair_is_one_tensor_under_the_name_of_the_unquantised(tmp_path: Path):
 def test_tensors_that_do_not_fit_together_are_left_as_they_are(tensors: dict[str, Tensor], tmp_path: Path):
     save_file(tensors, tmp_path / "model.safetensors")
     assert set(SafetensorsTensors(tmp_path / "model.safetensors").stored) == set(tensors)
+
+
+# --- a model ------------------------------------------------------------------------------------
+
+SIZES = {
+    "vocab_size": 131, "hidden_size": 160, "intermediate_size": 96, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+GPT_OSS = {**SIZES, "model_type": "gpt_oss", "num_local_experts": 3, "num_experts_per_tok": 2}
+
+
+def folder_of(
+    config: dict[str, Any], tensors: dict[str, Tensor], quantised: dict[str, Any], at: Path
+) -> Path:
+    """A folder whose tensors are `tensors`, the rest being those of a new model."""
+    save_hf(init_weights(Decoder(from_config(config))), at)
+    stored = load_file(at / "model.safetensors")
+    parts = {name.removesuffix("_blocks") for name in tensors}
+    save_file({k: v for k, v in stored.items() if k not in parts} | tensors, at / "model.safetensors")
+    text = json.loads((at / "config.json").read_text())
+    (at / "config.json").write_text(json.dumps({**text, "quantization_config": quantised}))
+    return at
+
+
+def test_a_gpt_oss_in_mxfp4_is_the_model_of_its_decoded_experts(tmp_path: Path):
+    packed: dict[str, Tensor] = {}
+    for layer in range(2):
+        for name, rows, blocks in (("gate_up_proj", 192, 5), ("down_proj", 160, 3)):
+            stem = f"model.layers.{layer}.mlp.experts.{name}"
+            packed[f"{stem}_blocks"] = bytes_of(3, rows, blocks, 16)
+            packed[f"{stem}_scales"] = bytes_of(3, rows, blocks, low=110, high=125)
+    decoder = load_decoder(folder_of(GPT_OSS, packed, {"quant_method": "mxfp4"}, tmp_path / "m"), "bf16")
+
+    stem = "model.layers.1.mlp.experts.gate_up_proj"
+    theirs = convert_moe_packed_tensors(packed[f"{stem}_blocks"], packed[f"{stem}_scales"])
+    experts = decoder.layers[1].mlp.experts
+    assert torch.equal(experts.gate.weight, theirs[..., 0::2].mT)
+    assert torch.equal(experts.up.weight, theirs[..., 1::2].mT)
+    assert experts.down.weight.shape == (3, 160, 96)
+
+
+def test_an_fp8_matrix_is_loaded_as_its_products(tmp_path: Path):
+    values, scales = fp8(96, 160)
+    name = "model.layers.0.mlp.up_proj.weight"
+    quantised = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    folder = folder_of(
+        {**SIZES, "model_type": "llama"},
+        {name: values, f"{name}_scale_inv": scales},
+        quantised,
+        tmp_path / "m",
+    )
+    expected = values.float() * scales.repeat_interleave(128, 1)[:, :160]
+    assert torch.equal(load_decoder(folder, "fp32").layers[0].mlp.up.weight, expected)
+    assert torch.equal(load_decoder(folder, "bf16").layers[0].mlp.up.weight, expected.bfloat16())
