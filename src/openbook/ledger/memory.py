@@ -8,16 +8,28 @@ Activations kept for the backward pass are what PyTorch's autograd saves for the
     LayerNorm            in fp32: its input, and mean and deviation of each row
     RMSNorm              in fp32: its input, one number a row, and the quotient if a weight multiplies it
     a rotation           nothing of the size of an activation: the angles are given
+    a clip or clamp      what it cuts
     attention, fused     q, k, v, its result, and one fp32 number for each row of scores
-    attention, explicit  q; k and v repeated for every query head; the probabilities twice, in fp32 and
-                         in the model's dtype (and the capped scores, if soft-capped)
+    attention, explicit  q, k, v; the probabilities twice, in fp32 and in the model's dtype (and the capped
+                         scores, if soft-capped). Soft-caps, sinks and values of another width than the keys
+                         are always taken this way
+    latent attention     the same, of keys and values as they are expanded; the latents that are
     an activation        its input, or what stands for it (ReLU: nothing beside its result)
     a gate's product     both factors
+    a router             in fp32: its input, the scores, the weights it gives and what they are divided by
+    experts              a row for each of a token's A experts: what it is told (a copy), what lies between
+                         the matrices, what it says (twice, if weights multiply that)
+    a capped head        the capped logits
     an addition          nothing
 
 A tensor that two steps want is kept once, but each keeps the copy that a change of dtype makes: MLP and
 attention of a parallel bf16 block both copy the fp32 stream. What does not grow with the batch (masks,
 angles) is left out, and so are token ids and whatever an allocator rounds up.
+
+All of this is exact, and compared byte for byte with what autograd saves, for the eager model on the CPU,
+where the experts' rows are sorted by expert. On an accelerator a few tokens' experts
+may instead be gathered, which keeps a copy of every matrix for every token and is not counted here. The
+activations of generation are a lower bound: the largest output of one step.
 
 On the CPU a causal run of 65 to 1,024 tokens is attended to in blocks of queries. Joining them makes one
 copy of the result for `o`, which is not counted where `o` could have read the result as it is.

@@ -32,7 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from openbook.ledger.tensors import (
     LayerKinds,
@@ -63,6 +63,7 @@ from openbook.spec.model import (
     Mlp,
     ModelSpec,
     Norm,
+    Router,
 )
 
 Mode = Literal["train", "prefill", "decode"]
@@ -295,8 +296,53 @@ def _product(w: Workload, window: Window, size: str) -> str:
     return f"2·B·H·T·S·{size}" if w.attention == "full" and window is None else f"2·B·H·pairs·{size}"
 
 
+class _Cached(NamedTuple):
+    """Keys or values: their shape, and what is read of the cache and written to it for them."""
+
+    shape: str
+    reads: str = ""
+    writes: str = ""
+
+
+class _Kept(NamedTuple):
+    """What the core keeps beside queries and keys: scores and probabilities (fp32), and for the mix."""
+
+    scores: tuple[str, ...]
+    probs: tuple[str, ...]
+    mix: tuple[str, ...]
+
+
+_SCORES = "B H T S"
+
+
+def _kept_by_fused(values: str, result: str, biases: bool = False) -> _Kept:
+    """One logarithm of a sum for each row of scores; values and result."""
+    return _Kept((_SCORES,) if biases else (), ("B H T",), (values, result))
+
+
+def _kept_by_explicit(values: str, capped: bool, sinks: bool, dtype: str) -> _Kept:
+    """Probabilities in fp32, and as the mix reads them: without a sink they are cleaned of NaN, and so copied
+    even where that is fp32 too. Capped scores."""
+    copied = (_SCORES,) if dtype != "fp32" or not sinks else ()
+    probs = "B H T (S+1)" if sinks else _SCORES
+    return _Kept((_SCORES,) if capped else (), (probs,), (values, *copied))
+
+
+def _core_steps(
+    w: Workload, window: Window, queries: str, keys: _Cached, values: _Cached, result: str, kept: _Kept
+) -> Iterator[_Step]:
+    """Scores, their mask, probabilities, and the values mixed by them."""
+    of_scores, of_mix = (_product(w, window, x.shape.rpartition(" ")[2]) for x in (keys, values))
+    read = (queries, keys.shape)
+    yield _Step("attn.scores", read, _SCORES, of_scores, read, kept.scores, True, keys.reads, keys.writes)
+    yield _Step("attn.masked", (_SCORES,), _SCORES, fp32=True)
+    yield _Step("attn.probs", (_SCORES,), _SCORES, keeps_fp32=kept.probs, fp32=True)
+    read = (_SCORES, values.shape)
+    yield _Step("attn.mix", read, result, of_mix, kept.mix, (), False, values.reads, values.writes)
+
+
 def _attention_steps(attn: Attention, w: Workload, dtype: str) -> Iterator[_Step]:
-    heads, kv_heads, scores, cached = "B H T K", "B G T K", "B H T S", "B G S K"
+    heads, kv_heads = "B H T K", "B G T K"
 
     # q keeps what all three read. A clip keeps what it cuts.
     for name, out in (("q", "H·K"), ("k", "G·K"), ("v", "G·K")):
@@ -312,31 +358,15 @@ def _attention_steps(attn: Attention, w: Workload, dtype: str) -> Iterator[_Step
     if attn.temperature is not None:
         yield _Step("attn.temperature", (heads,), heads)
 
-    work = _product(w, attn.window, "K")
-    # No fused kernel caps its scores or has sinks.
     fused = w.core == "fused" and attn.softcap is None and not attn.sinks
     grouped = 1 < attn.n_kv_heads < attn.n_heads
     if fused:
-        # q and k; one logarithm of a sum for each row of scores; v and the result. For heads in groups the
-        # table of ALiBi's biases is copied out for every sequence.
-        kept = {"scores": (heads, kv_heads), "mix": (kv_heads, heads)}
-        kept_fp32 = {"scores": (scores,) if attn.alibi and grouped else (), "probs": ("B H T",)}
+        # For heads in groups the table of ALiBi's biases is copied out for every sequence.
+        kept = _kept_by_fused("B G S K", heads, biases=attn.alibi is not None and grouped)
     else:
-        # Keys and values repeated for every query head; probabilities in fp32, and as the mix reads them:
-        # without a sink they are cleaned of NaN, and so copied even where that is fp32 too.
-        copied = (scores,) if dtype != "fp32" or not attn.sinks else ()
-        kept = {"scores": (heads, heads), "mix": (heads, *copied)}
-        kept_fp32 = {
-            "scores": (scores,) if attn.softcap is not None else (),
-            "probs": ("B H T (S+1)",) if attn.sinks else (scores,),
-        }
-    moved = ("B G read K", "B G T K")
-    yield _Step(
-        "attn.scores", (heads, cached), scores, work, kept["scores"], kept_fp32["scores"], True, *moved
-    )
-    yield _Step("attn.masked", (scores,), scores, fp32=True)
-    yield _Step("attn.probs", (scores,), scores, keeps_fp32=kept_fp32["probs"], fp32=True)
-    yield _Step("attn.mix", (scores, cached), heads, work, kept["mix"], (), False, *moved)
+        kept = _kept_by_explicit("B G S K", attn.softcap is not None, attn.sinks, dtype)
+    cached = _Cached("B G S K", "B G read K", "B G T K")
+    yield from _core_steps(w, attn.window, heads, cached, cached, heads, kept)
     # The fused result lies as q does. If that is token by token and not folded into groups, `o` reads it as
     # it is, else a copy (one head has no order).
     merged_is_result = fused and ((_lies_by_token(attn) and not grouped) or attn.n_heads == 1)
@@ -354,12 +384,7 @@ def _lies_by_token(attn: Attention) -> bool:
     return norm is None and attn.rope is None
 
 
-def _latent_steps(attn: LatentAttention, w: Workload) -> Iterator[_Step]:
-    absorbed = attn.absorbs(w.new, w.past)
-    query, rotated, scores, result = "B H T (N+R)", "B H T R", "B H T S", "B H T U"
-    # A window's keys are all that is expanded.
-    keys = "S" if attn.window is None else "read"
-
+def _latent_steps(attn: LatentAttention, w: Workload, dtype: str) -> Iterator[_Step]:
     if attn.q_rank is None:
         yield _linear("attn.q", "H·(N+R)", "D")
     else:
@@ -367,34 +392,38 @@ def _latent_steps(attn: LatentAttention, w: Workload) -> Iterator[_Step]:
         yield from _norm("attn.q_norm", attn.q_norm, "B T Q")
         yield _linear("attn.q_up", "H·(N+R)", "Q")
     yield _linear("attn.kv_down", "(C+R)", "D", keeps_input=False)
-    yield from _norm("attn.kv_norm", attn.kv_norm, "B T C")
+    # The latent lies beside the rotated part: to keep one is to keep both, but for a norm's copy in fp32.
+    (step,) = _norm("attn.kv_norm", attn.kv_norm, "B T C")
+    yield replace(step, keeps_fp32=step.keeps_fp32 + (("B T R",) if dtype == "fp32" else ()))
+
+    absorbed = attn.absorbs(w.new, w.past)
     if not absorbed:
-        latent, expanded = f"B {keys} C", f"B {keys} H·(N+U)"
+        keys = "S" if attn.window is None else "read"  # a window's keys are all that is expanded
         yield _Step(
-            "attn.kv_up", (latent,), expanded, f"2·B·{keys}·H·(N+U)·C", (latent,),
+            "attn.kv_up", (f"B {keys} C",), f"B {keys} H·(N+U)", f"2·B·{keys}·H·(N+U)·C", ("B T (C+R)",),
             reads="B read C", writes="B T C",
         )  # fmt: skip
     if attn.rope is not None:
-        yield _Step("attn.q_rope", (rotated,), rotated)
+        yield _Step("attn.q_rope", ("B H T R",), "B H T R")
         yield _Step("attn.k_rope", ("B T R",), "B T R")
     if absorbed:
         yield _Step("attn.q_absorb", ("B H T N",), "B H T C", "2·B·T·H·N·C")
-        query, key, value, mixed = "B H T (C+R)", "B S (C+R)", "B S C", "B H T C"
-        moved = ("B read (C+R)", "B T (C+R)")
+        # Values are part of the latents that the scores have read.
+        latents = _Cached("B S (C+R)", "B read (C+R)", "B T (C+R)")
+        kept = _Kept((), (), ())  # in generation alone
+        yield from _core_steps(w, attn.window, "B H T (C+R)", latents, _Cached("B S C"), "B H T C", kept)
+        yield _Step("attn.v_absorb", ("B H T C",), "B H T U", "2·B·T·H·U·C")
+        yield _linear("attn.o", "D", "H·U")
+        return
+    # A fused kernel wants values as wide as keys. They lie beside the keys that kv_up has made.
+    fused = w.core == "fused" and attn.softcap is None and attn.v_dim == attn.head_dim
+    if fused:
+        kept = _kept_by_fused("B T H·(N+U)", "B H T U")
     else:
-        key, value, mixed = "B H S (N+R)", "B H S U", result
-        moved = ("B read R", "B T R")
-
-    # Values are part of the latents that the scores have read (or of what kv_up has made of them).
-    of_scores, of_mix = (_product(w, attn.window, x.rpartition(" ")[2]) for x in (key, value))
-    capped = (scores,) if attn.softcap is not None else ()
-    yield _Step("attn.scores", (query, key), scores, of_scores, (query, key), capped, True, *moved)
-    yield _Step("attn.masked", (scores,), scores, fp32=True)
-    yield _Step("attn.probs", (scores,), scores, keeps_fp32=(scores,), fp32=True)
-    yield _Step("attn.mix", (scores, value), mixed, of_mix, (value, scores))
-    if absorbed:
-        yield _Step("attn.v_absorb", (mixed,), result, "2·B·T·H·U·C")
-    yield _linear("attn.o", "D", "H·U")
+        kept = _kept_by_explicit("B H S U", attn.softcap is not None, sinks=False, dtype=dtype)
+    keys_made, values_made = _Cached("B H S (N+R)", "B read R", "B T R"), _Cached("B H S U")
+    yield from _core_steps(w, attn.window, "B H T (N+R)", keys_made, values_made, "B H T U", kept)
+    yield _linear("attn.o", "D", "H·U", keeps_input=not (fused and attn.n_heads == 1))
 
 
 _ACTIVATION_KEEPS = {
@@ -406,15 +435,17 @@ _ACTIVATION_KEEPS = {
 """Tensors that an activation keeps for the backward pass beside its result."""
 
 
-def _mlp_steps(name: str, mlp: Mlp, width: str, keeps_input: bool, *, tokens: str = "T") -> Iterator[_Step]:
+def _mlp_steps(
+    name: str, mlp: Mlp, width: str, kept_input: tuple[str, ...], *, tokens: str = "T"
+) -> Iterator[_Step]:
     """`tokens` are the rows: T, or T A where every token has A experts."""
     stream, inner = "B T D", f"B {tokens} {width}"
-    into = f"2·B·{'·'.join(tokens.split())}·{width}·D"
-    first, second = ("gate", "up") if mlp.gated else ("up", "")
-    kept = (stream,) if keeps_input else ()
-    yield _Step(f"{name}.{first}", (stream,), inner, into, keeps=kept)
+    rows = "·".join(tokens.split())
+    work = f"2·B·{rows}·{width}·D"
+    first, second = ("gate", "up") if mlp.gated else ("up", None)
+    yield _Step(f"{name}.{first}", (stream,), inner, work, keeps=kept_input)
     if second:
-        yield _Step(f"{name}.{second}", (stream,), inner, into)
+        yield _Step(f"{name}.{second}", (stream,), inner, work)
     # The activation's result is kept by itself or, in a gate, by the product together with `up`. What is
     # clamped is kept besides.
     n_kept = _ACTIVATION_KEEPS[mlp.activation] + (0 if mlp.clamp is None else 2)
@@ -422,42 +453,71 @@ def _mlp_steps(name: str, mlp: Mlp, width: str, keeps_input: bool, *, tokens: st
         yield _Step(f"{name}.act", (inner, inner), inner, keeps=(inner,) * (n_kept + 2))
     else:
         yield _Step(f"{name}.act", (inner,), inner, keeps=(inner,) * n_kept)
-    yield _Step(f"{name}.down", (inner,), f"B {tokens} D", into, keeps=(inner,))
+    yield _Step(f"{name}.down", (inner,), f"B {tokens} D", f"2·B·{rows}·D·{width}", keeps=(inner,))
 
 
-def _experts_steps(experts: Experts, keeps_input: bool) -> Iterator[_Step]:
-    stream, chosen = "B T D", "B T A"
-    yield _Step("mlp.router", (stream,), "B T E", "2·B·T·E·D", keeps_fp32=(stream,), fp32=True)
-    yield _Step("mlp.chosen", ("B T E",), chosen, keeps_fp32=("B T E",), fp32=True)
-    yield from _mlp_steps("mlp.experts", experts.expert, "F", keeps_input, tokens="T A")
-    yield _Step("mlp.experts.sum", ("B T A D", chosen), stream, keeps=("B T A D",))
-    if experts.shared is not None:
-        yield from _mlp_steps("mlp.shared", experts.shared.mlp, "J", keeps_input=False)
-        if experts.shared.gated:
-            yield _Step("mlp.shared_gate", (stream,), "B T 1", "2·B·T·D")
-        yield _Step("mlp.shared_add", (stream, stream), stream)
+def _experts_steps(experts: Experts, keeps_input: bool, dtype: str) -> Iterator[_Step]:
+    stream, rows = "B T D", "B T A D"
+    router, shared = experts.router, experts.shared
+    # The router keeps what it reads, which is fp32; the shared expert a copy in its own dtype.
+    kept = (stream,) if keeps_input else ()
+    copy = (stream,) if dtype != "fp32" else ()
+    yield _Step("mlp.router", (stream,), "B T E", "2·B·T·E·D", keeps_fp32=kept, fp32=True)
+    yield _Step("mlp.chosen", ("B T E",), "B T A", keeps_fp32=tuple(_kept_of_choice(router)), fp32=True)
+
+    # Every token is copied out for each of its experts, and what they say is kept to be put back in order.
+    # Weights multiply that, which keeps it once more, or else what the experts are told.
+    told, said = (copy if shared is None else (), ()) if router.on_input else ((), (rows,))
+    yield from _mlp_steps("mlp.experts", experts.expert, "F", (rows, *told), tokens="T A")
+    yield _Step("mlp.experts.sum", (rows, "B T A"), stream, keeps=(rows, *said))
+    if shared is None:
+        return
+    yield from _mlp_steps("mlp.shared", shared.mlp, "J", copy)
+    if shared.gated:
+        yield _Step("mlp.shared_gate", (stream,), "B T 1", "2·B·T·D", keeps=("B T 1", stream))
+    yield _Step("mlp.shared_add", (stream, stream), stream)
+
+
+def _kept_of_choice(router: Router) -> Iterator[str]:
+    """What the way from logits to weights keeps. The choice itself is integers."""
+    yield "B T E"  # the scores, of which the chosen are taken
+    if router.groups is not None and router.groups.score == "max":
+        # The greatest of each group, and what they are taken from, unless that is the scores.
+        yield f"B T {router.groups.n_groups}"
+        if router.correction:
+            yield "B T E"
+    # The chosen ones, as a softmax or to be divided by their sum; that sum; and the weights in the end.
+    kept = router.renormalise or router.score == "chosen_softmax"
+    if kept:
+        yield "B T A"
+    if router.renormalise:
+        yield "B T 1"
+    if router.renormalise or router.scale != 1 or not kept:
+        yield "B T A"
 
 
 def _block_steps(block: Block, w: Workload, dtype: str) -> Iterator[_Step]:
     stream = "B T D"
     # In a parallel block attention and MLP read the same tensor. It is kept once, unless one of them is a
-    # matrix (there is no norm before it) that has to keep a copy in its own dtype.
+    # matrix (there is no norm before it) that has to keep a copy in its own dtype. (A router is fp32.)
+    parallel = block.residual != "serial"
     both_normed = block.attn_norm is not None and block.mlp_norm is not None
-    once = block.residual != "serial" and (both_normed or dtype == "fp32")
+    once = parallel and (both_normed or dtype == "fp32")
+    routed_once = once or (block.residual == "parallel" and block.attn_norm is not None)
     yield from _norm("attn_norm", block.attn_norm, stream, fp32=True)
     if isinstance(block.attn, Attention):
         yield from _attention_steps(block.attn, w, dtype)
     else:
-        yield from _latent_steps(block.attn, w)
+        yield from _latent_steps(block.attn, w, dtype)
     yield from _norm("attn_out_norm", block.attn_out_norm, stream)
     yield _Step("attn_add", (stream, stream), stream, fp32=True)
     yield from _norm("attn_add_norm", block.attn_add_norm, stream, fp32=True)
     yield from _norm("mlp_norm", block.mlp_norm, stream, fp32=True, keeps_input=not once)
-    keeps_input = block.mlp_norm is not None or not once
+    normed = block.mlp_norm is not None
     if isinstance(block.mlp, Mlp):
-        yield from _mlp_steps("mlp", block.mlp, "F", keeps_input)
+        yield from _mlp_steps("mlp", block.mlp, "F", (stream,) if normed or not once else ())
     else:
-        yield from _experts_steps(block.mlp, keeps_input)
+        yield from _experts_steps(block.mlp, normed or not routed_once, dtype)
     yield from _norm("mlp_out_norm", block.mlp_out_norm, stream)
     yield _Step("mlp_add", (stream, stream), stream, fp32=True)
     yield from _norm("mlp_add_norm", block.mlp_add_norm, stream, fp32=True)
