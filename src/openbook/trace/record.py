@@ -76,8 +76,10 @@ def op_rows(spec: ModelSpec, dtype: str, batch: int, new: int, past: int = 0) ->
 
 
 def axes_of(row: OpRow) -> tuple[str, ...]:
-    """The letters of a step's output: 'B T D → B T H·K' gives ("B", "T", "H·K")."""
-    return tuple(row.letters.rpartition(" → ")[2].split())
+    """The letters of a step's output: 'B T D → B T H·K' gives ("B", "T", "H·K"). Keys that are `read` are
+    keys: S."""
+    letters = row.letters.rpartition(" → ")[2].split()
+    return tuple("S" if letter == "read" else letter for letter in letters)
 
 
 def shaped(x: Tensor, row: OpRow) -> Tensor:
