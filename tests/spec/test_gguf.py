@@ -173,9 +173,30 @@ def test_feature_beyond_the_architectures_is_unsupported(key, value):
 # --- what it means ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [name for name in PRESETS if not name.startswith(("postln", "triple"))])
+WORKED_EXAMPLES = {"postln-1300", "postln-1300-learned", "triple-norm-512"}
+IN_NO_ARCHITECTURE = {"gpt-neox-20b", "gpt-j-6b", "starcoder-15b", "falcon-rw-1b"} | {
+    name for name in PRESETS if name.startswith("opt-")
+}
+"""llama.cpp has no OPT and no GPT-J, another GELU in the next two, and no ALiBi in Falcon."""
+
+ROUNDED = {"starcoder2-3b", "deepseek-v2-lite", "deepseek-v2"}
+"""A base and two scales that have more digits than 32 bits."""
+
+
+@pytest.mark.parametrize("name", sorted(set(PRESETS) - WORKED_EXAMPLES - IN_NO_ARCHITECTURE - ROUNDED))
 def test_preset_survives_a_file_with_its_32_bit_numbers(name):
     assert read_back(preset(name)) == preset(name)
+
+
+@pytest.mark.parametrize("name", sorted(ROUNDED))
+def test_numbers_of_more_digits_are_rounded_once(name):
+    assert read_back(read_back(preset(name))) == read_back(preset(name)) != preset(name)
+
+
+@pytest.mark.parametrize("name", sorted(IN_NO_ARCHITECTURE))
+def test_preset_that_no_architecture_computes_is_refused(name):
+    with pytest.raises(UnsupportedError, match="no GGUF architecture"):
+        to_metadata(preset(name))
 
 
 def without_scaling(spec: ModelSpec) -> ModelSpec:
@@ -332,13 +353,13 @@ def test_longrope_needs_its_numbers():
     with pytest.raises(SpecError, match="longrope, which needs rope_factors_short"):
         rope(rope__scaling__type="longrope")
     numbers = {
-        "rope_factors_short.weight": [1.0, 1.05, 1.1, 1.25],
-        "rope_factors_long.weight": [1.0, 2, 4, 8],
+        "rope_factors_short.weight": [1.0, 1.05, 1.25],
+        "rope_factors_long.weight": [1.0, 2, 8],
     }
     keys = metadata("phi3", **{"rope.scaling.original_context_length": 64, "rope.scaling.attn_factor": 1.19})
-    found = from_metadata(keys, dict.fromkeys(numbers, (4,)), numbers).layers[0].attn.rope
+    found = from_metadata(keys, dict.fromkeys(numbers, (3,)), numbers).layers[0].attn.rope
     assert found is not None
-    assert found.scaling == LongRope((1.0, 1.05, 1.1, 1.25), (1.0, 2.0, 4.0, 8.0), 64, 1.19)
+    assert found.scaling == LongRope((1.0, 1.05, 1.25), (1.0, 2.0, 8.0), 64, 1.19)
 
 
 def test_rope_freqs_of_llama_31_are_recognised():
@@ -432,8 +453,20 @@ def test_architecture_of_the_model_type_comes_first_if_it_can_hold_the_model():
     assert to_metadata(spec)["general.architecture"] == "llama"
     assert to_metadata(spec, "seed_oss")["general.architecture"] == "seed_oss"
     assert to_metadata(spec, "gpt_neox")["general.architecture"] == "llama"
-    with pytest.raises(UnsupportedError, match="'opt'"):
-        to_metadata(spec, "opt")
+    assert to_metadata(spec, "arcee")["general.architecture"] == "llama"
+
+
+def test_a_model_that_no_architecture_is_for_is_refused_by_name():
+    with pytest.raises(UnsupportedError, match="no architecture for 'opt' models"):
+        to_metadata(preset("opt-125m"), "opt")
+
+
+def test_which_gelu_a_model_has_is_noted_where_its_architecture_has_the_other():
+    """llama.cpp computes the approximation of both; Pythia has the exact one, GPT-NeoX-20B has not."""
+    assert to_metadata(preset("gpt-neox-20b"))["openbook.activation"] == "gelu_tanh"
+    assert "openbook.activation" not in to_metadata(preset("pythia-70m"))
+    with pytest.raises(SpecError, match=r"openbook\.activation must be"):
+        from_metadata({**LLAMA, "openbook.activation": "gelu"})
 
 
 # --- hostile values -----------------------------------------------------------------------------

@@ -94,6 +94,382 @@ _SMOLLM_2 = {
     "tie_word_embeddings": True,
 }
 
+# Mixtures of experts in a llama or Qwen.
+_MIXTURES = {
+    **_rows(
+        {
+            "model_type": "mixtral",
+            "vocab_size": 32_000,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1_000_000.0,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+        },
+        _SIZES + "max_position_embeddings",
+        {
+            "mixtral-8x7b": (4096, 14336, 32, 32, 8, 32_768),
+            "mixtral-8x22b": (6144, 16384, 56, 48, 8, 65_536),
+        },
+    ),
+    "qwen1.5-moe-a2.7b": {
+        "model_type": "qwen2_moe",
+        "max_position_embeddings": 8192,
+        "rope_theta": 1_000_000.0,
+    },
+    **_rows(
+        {
+            "model_type": "qwen3_moe",
+            "head_dim": 128,
+            "max_position_embeddings": 40_960,
+            "rope_theta": 1_000_000.0,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "norm_topk_prob": True,
+        },
+        _SIZES + "moe_intermediate_size",
+        {
+            "qwen3-30b-a3b": (2048, 6144, 48, 32, 4, 768),
+            "qwen3-235b-a22b": (4096, 12288, 94, 64, 4, 1536),
+        },
+    ),
+    "olmoe-1b-7b": {"model_type": "olmoe", "intermediate_size": 1024},
+    # 4.5's and its Air's main models, without the layer that predicts a second token.
+    **_rows(
+        {
+            "model_type": "glm4_moe",
+            "head_dim": 128,
+            "num_attention_heads": 96,
+            "num_key_value_heads": 8,
+            "attention_bias": True,
+            "rope_theta": 1_000_000.0,
+        },
+        "hidden_size intermediate_size num_hidden_layers moe_intermediate_size n_routed_experts "
+        "first_k_dense_replace routed_scaling_factor use_qk_norm",
+        {
+            "glm-4.5": (5120, 12288, 92, 1536, 160, 3, 2.5, True),
+            "glm-4.5-air": (4096, 10944, 46, 1408, 128, 1, 1.0, False),
+        },
+    ),
+    "minimax-m2": {"model_type": "minimax_m2", "rotary_dim": 64},
+    **_rows(
+        {"model_type": "gpt_oss"},
+        "num_hidden_layers num_local_experts",
+        {"gpt-oss-20b": (24, 32), "gpt-oss-120b": (36, 128)},
+    ),
+    # The language models, without the part that sees.
+    "llama-4-scout": {
+        "model_type": "llama4_text",
+        "max_position_embeddings": 10_485_760,
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 16.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 1.0,
+            "original_max_position_embeddings": 8192,
+        },
+    },
+    "llama-4-maverick": {
+        "model_type": "llama4_text",
+        "max_position_embeddings": 1_048_576,
+        "num_local_experts": 128,
+        "interleave_moe_layer_step": 2,
+        "use_qk_norm": False,
+    },
+}
+
+_GEMMA_3 = {"model_type": "gemma3_text", "head_dim": 256, "query_pre_attn_scalar": 256}
+_GEMMAS = {
+    **_rows(
+        {"model_type": "gemma"},
+        _SIZES,
+        {"gemma-2b": (2048, 16384, 18, 8, 1), "gemma-7b": (3072, 24576, 28, 16, 16)},
+    ),
+    **_rows(
+        {"model_type": "gemma2"},
+        _SIZES + "head_dim query_pre_attn_scalar",
+        {
+            "gemma-2-2b": (2304, 9216, 26, 8, 4, 256, 256),
+            "gemma-2-9b": (3584, 14336, 42, 16, 8, 256, 256),
+            "gemma-2-27b": (4608, 36864, 46, 32, 16, 128, 144),
+        },
+    ),
+    **_rows(
+        {**_GEMMA_3, "vocab_size": 262_144, "max_position_embeddings": 32_768, "sliding_window": 512},
+        _SIZES,
+        {"gemma-3-270m": (640, 2048, 18, 4, 1), "gemma-3-1b": (1152, 6912, 26, 4, 1)},
+    ),
+    # The language models, without the part that sees.
+    **_rows(
+        {**_GEMMA_3, "sliding_window": 1024, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+        _SIZES + "head_dim query_pre_attn_scalar",
+        {
+            "gemma-3-4b": (2560, 10240, 34, 8, 4, 256, 256),
+            "gemma-3-12b": (3840, 15360, 48, 16, 8, 256, 256),
+            "gemma-3-27b": (5376, 21504, 62, 32, 16, 128, 168),
+        },
+    ),
+}
+
+_OLMOS = {
+    **_rows(
+        {"model_type": "olmo"},
+        _SIZES + "tie_word_embeddings",
+        {"olmo-1b": (2048, 8192, 16, 16, 16, True), "olmo-7b": (4096, 11008, 32, 32, 32, False)},
+    ),
+    **_rows(
+        {
+            "model_type": "olmo2",
+            "vocab_size": 100_352,
+            "max_position_embeddings": 4096,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 500_000.0,
+        },
+        _SIZES,
+        {
+            "olmo-2-1b": (2048, 8192, 16, 16, 16),
+            "olmo-2-7b": (4096, 11008, 32, 32, 32),
+            "olmo-2-13b": (5120, 13824, 40, 40, 40),
+            "olmo-2-32b": (5120, 27648, 64, 40, 8),
+        },
+    ),
+}
+
+_LAYER_NORMS = {
+    **_rows(
+        {"model_type": "gpt_neox"},
+        "hidden_size intermediate_size num_hidden_layers num_attention_heads vocab_size",
+        {
+            "pythia-70m": (512, 2048, 6, 8, 50_304),
+            "pythia-160m": (768, 3072, 12, 12, 50_304),
+            "pythia-410m": (1024, 4096, 24, 16, 50_304),
+            "pythia-1b": (2048, 8192, 16, 8, 50_304),
+            "pythia-1.4b": (2048, 8192, 24, 16, 50_304),
+            "pythia-2.8b": (2560, 10240, 32, 32, 50_304),
+            "pythia-6.9b": (4096, 16384, 32, 32, 50_432),
+            "pythia-12b": (5120, 20480, 36, 40, 50_688),
+        },
+    ),
+    "gpt-neox-20b": {"model_type": "gpt_neox", "hidden_act": "gelu_fast"},
+    "gpt-j-6b": {"model_type": "gptj"},
+    **_rows(
+        {"model_type": "opt"},
+        "hidden_size ffn_dim num_hidden_layers num_attention_heads",
+        {
+            "opt-125m": (768, 3072, 12, 12),
+            "opt-1.3b": (2048, 8192, 24, 32),
+            "opt-2.7b": (2560, 10240, 32, 32),
+            "opt-6.7b": (4096, 16384, 32, 32),
+            "opt-13b": (5120, 20480, 40, 40),
+            "opt-30b": (7168, 28672, 48, 56),
+        },
+    ),
+    "phi-1.5": {"model_type": "phi"},
+    "phi-2": {
+        "model_type": "phi",
+        "hidden_size": 2560,
+        "intermediate_size": 10_240,
+        "num_hidden_layers": 32,
+        "partial_rotary_factor": 0.4,
+    },
+    "stablelm-3b-4e1t": {"model_type": "stablelm"},
+    "stablelm-2-1.6b": {
+        "model_type": "stablelm",
+        "vocab_size": 100_352,
+        "hidden_size": 2048,
+        "intermediate_size": 5632,
+        "num_hidden_layers": 24,
+        "use_qkv_bias": True,
+    },
+    **_rows(
+        {"model_type": "starcoder2", "max_position_embeddings": 16_384, "sliding_window": 4096},
+        _SIZES + "rope_theta",
+        {
+            "starcoder2-3b": (3072, 12288, 30, 24, 2, 999_999.4420358813),
+            "starcoder2-7b": (4608, 18432, 32, 36, 4, 1_000_000.0),
+        },
+    ),
+    "starcoder-15b": {
+        "model_type": "gpt_bigcode",
+        "vocab_size": 49_152,
+        "n_positions": 8192,
+        "n_embd": 6144,
+        "n_layer": 40,
+        "n_head": 48,
+        "n_inner": 24_576,
+        "activation_function": "gelu",
+    },
+    "minitron-4b": {
+        "model_type": "nemotron",
+        "hidden_size": 3072,
+        "intermediate_size": 9216,
+        "num_attention_heads": 24,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+    },
+    "command-r": {"model_type": "cohere", "rope_theta": 8_000_000.0},
+    "falcon-7b": {"model_type": "falcon"},
+    "falcon-40b": {
+        "model_type": "falcon",
+        "hidden_size": 8192,
+        "num_hidden_layers": 60,
+        "num_attention_heads": 128,
+        "num_kv_heads": 8,
+        "new_decoder_architecture": True,
+    },
+    "falcon-rw-1b": {
+        "model_type": "falcon",
+        "vocab_size": 50_304,
+        "hidden_size": 2048,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 32,
+        "alibi": True,
+        "bias": True,
+        "multi_query": False,
+        "parallel_attn": False,
+    },
+    **_rows(
+        {"model_type": "bloom"},
+        "hidden_size n_layer n_head",
+        {
+            "bloom-560m": (1024, 24, 16),
+            "bloom-1b1": (1536, 24, 16),
+            "bloom-1b7": (2048, 24, 16),
+            "bloom-3b": (2560, 30, 32),
+            "bloom-7b1": (4096, 30, 32),
+            "bloom-176b": (14336, 70, 112),
+        },
+    ),
+    **_rows(
+        {"model_type": "mpt", "vocab_size": 50_432},
+        "d_model n_layers n_heads max_seq_len",
+        {"mpt-7b": (4096, 32, 32, 2048), "mpt-30b": (7168, 48, 64, 8192)},
+    ),
+}
+
+
+def _yarn(factor: float, mscale: float, beta_fast: float = 32.0) -> dict[str, Any]:
+    """DeepSeek's: `mscale` both on the rotation and, as `mscale_all_dim`, on the scores."""
+    return {
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": factor,
+            "beta_fast": beta_fast,
+            "beta_slow": 1.0,
+            "mscale": mscale,
+            "mscale_all_dim": mscale,
+            "original_max_position_embeddings": 4096,
+        }
+    }
+
+
+# The main models, without the layer that predicts a second token.
+_DEEPSEEKS: dict[str, dict[str, Any]] = {
+    "deepseek-v2-lite": {
+        "model_type": "deepseek_v2",
+        "hidden_size": 2048,
+        "intermediate_size": 10_944,
+        "num_hidden_layers": 27,
+        "num_attention_heads": 16,
+        "q_lora_rank": None,
+        "moe_intermediate_size": 1408,
+        "num_experts_per_tok": 6,
+        "first_k_dense_replace": 1,
+        "max_position_embeddings": 163_840,
+        **_yarn(40.0, 0.707),
+    },
+    "deepseek-v2": {
+        "model_type": "deepseek_v2",
+        "hidden_size": 5120,
+        "intermediate_size": 12_288,
+        "num_hidden_layers": 60,
+        "num_attention_heads": 128,
+        "moe_intermediate_size": 1536,
+        "n_routed_experts": 160,
+        "num_experts_per_tok": 6,
+        "first_k_dense_replace": 1,
+        "topk_method": "group_limited_greedy",
+        "n_group": 8,
+        "topk_group": 3,
+        "routed_scaling_factor": 16.0,
+        "max_position_embeddings": 163_840,
+        **_yarn(40.0, 0.707),
+    },
+    "deepseek-v3": {"model_type": "deepseek_v3", "max_position_embeddings": 163_840, **_yarn(40.0, 1.0)},
+    "kimi-k2": {
+        "model_type": "kimi_k2",
+        "vocab_size": 163_840,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 64,
+        "n_routed_experts": 384,
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+        "routed_scaling_factor": 2.827,
+        "rope_theta": 50_000.0,
+        "max_position_embeddings": 131_072,
+        **_yarn(32.0, 1.0, beta_fast=1.0),
+    },
+}
+
+_OTHERS: dict[str, dict[str, Any]] = {
+    # The versions for 4096 tokens; those for 131,072 bring two lists of divisors along.
+    **_rows(
+        {"model_type": "phi3", "sliding_window": 2047},
+        _SIZES,
+        {"phi-3-mini": (3072, 8192, 32, 32, 32), "phi-3-medium": (5120, 17920, 40, 40, 10)},
+    ),
+    "phi-4": {
+        "model_type": "phi3",
+        "vocab_size": 100_352,
+        "hidden_size": 5120,
+        "intermediate_size": 17_920,
+        "num_hidden_layers": 40,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 10,
+        "max_position_embeddings": 16_384,
+        "rope_theta": 250_000.0,
+    },
+    "smollm3-3b": {"model_type": "smollm3", "rope_theta": 5_000_000.0, "max_position_embeddings": 65_536},
+    "glm-4-9b": {"model_type": "glm"},
+    "glm-4-9b-0414": {"model_type": "glm4", "rms_norm_eps": 1e-5, "max_position_embeddings": 32_768},
+    **_rows(
+        {
+            "model_type": "granite",
+            "vocab_size": 49_155,
+            "max_position_embeddings": 4096,
+            "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": True,
+            "embedding_multiplier": 12.0,
+            "residual_multiplier": 0.22,
+        },
+        _SIZES + "attention_multiplier logits_scaling",
+        {
+            "granite-3.0-2b": (2048, 8192, 40, 32, 8, 0.015625, 8.0),
+            "granite-3.0-8b": (4096, 12800, 40, 32, 8, 0.0078125, 16.0),
+        },
+    ),
+    "ernie-4.5-0.3b": {"model_type": "ernie4_5"},
+    "seed-oss-36b": {"model_type": "seed_oss", "hidden_size": 5120, "rope_theta": 10_000_000.0},
+    "exaone-4.0-32b": {
+        "model_type": "exaone4",
+        "hidden_size": 5120,
+        "intermediate_size": 27_392,
+        "num_hidden_layers": 64,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 131_072,
+        "rope_theta": 1_000_000.0,
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 16.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+    },
+}
+
 _CONFIGS: dict[str, dict[str, Any]] = {
     **_rows(
         {"model_type": "gpt2"},
@@ -188,6 +564,12 @@ _CONFIGS: dict[str, dict[str, Any]] = {
             "smollm2-1.7b": (2048, 8192, 24, 32, 32, 130_000.0),
         },
     ),
+    **_MIXTURES,
+    **_GEMMAS,
+    **_OLMOS,
+    **_LAYER_NORMS,
+    **_DEEPSEEKS,
+    **_OTHERS,
     # The first of GPT-2's blocks, within GPT-2's own embeddings, final norm and tied head.
     "gpt2-block": {"model_type": "gpt2", "n_layer": 1},
 }

@@ -752,7 +752,9 @@ _DEEPSEEK_V3 = Family(
     mlp=_SIGMOID_ROUTING,
 )  # fmt: skip
 
-_KIMI_K2 = replace(_DEEPSEEK_V3, model_type="kimi_k2")
+_KIMI_K2 = replace(
+    _DEEPSEEK_V3, model_type="kimi_k2", defaults={**_DEEPSEEK_V3.defaults, "num_key_value_heads": None}
+)
 """Not in transformers, where its published code is DeepSeek-V3's own."""
 
 _GLM4_MOE = Family(
