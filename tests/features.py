@@ -32,7 +32,7 @@ def features(specs: Iterable[ModelSpec]) -> str:
         if spec.head.bias:
             found["head bias"] = None
     order = list(found)
-    return ", ".join(sorted(order, key=_rank))
+    return "; ".join(sorted(order, key=_rank))
 
 
 def _rank(words: str) -> int:
