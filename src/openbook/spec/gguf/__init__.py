@@ -13,6 +13,7 @@ files hold 1 + w for the weights w of its norms (an offset of 1 in the spec).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from openbook.spec.gguf.architecture import BIASES, Architecture
@@ -20,8 +21,8 @@ from openbook.spec.gguf.architectures import ARCHITECTURES, OF_MODEL_TYPE
 from openbook.spec.gguf.reading import read_spec
 from openbook.spec.gguf.rope import ROPE_TENSORS, rope_tensors
 from openbook.spec.gguf.shown import Shapes, Shown
-from openbook.spec.gguf.writing import write_metadata
-from openbook.spec.model import ModelSpec, SpecError
+from openbook.spec.gguf.writing import ACTIVATION, GELUS, write_metadata
+from openbook.spec.model import Activation, ModelSpec, SpecError
 from openbook.spec.reader import Reader, UnsupportedError, show
 from openbook.spec.writer import Written, express
 
@@ -74,12 +75,15 @@ def to_metadata(spec: ModelSpec, model_type: str = "") -> dict[str, Any]:
         return write
 
     own = OF_MODEL_TYPE.get(model_type, model_type)
-    if own and own not in ARCHITECTURES:
-        raise UnsupportedError(
-            f"GGUF has no architecture for {show(model_type)} models; there are {', '.join(ARCHITECTURES)}"
-        )
     names = sorted(ARCHITECTURES, key=lambda name: name != own)
-    return express(spec, {name: way(ARCHITECTURES[name]) for name in names}, "GGUF architecture", _SINGLE)
+    try:
+        return express(spec, {name: way(ARCHITECTURES[name]) for name in names}, "GGUF architecture", _SINGLE)
+    except UnsupportedError as error:
+        if own and own not in ARCHITECTURES:
+            raise UnsupportedError(
+                f"GGUF has no architecture for {show(model_type)} models: {error}"
+            ) from None
+        raise
 
 
 _SINGLE = 1e-6
@@ -93,6 +97,17 @@ def _architecture_of(metadata: Mapping[str, Any]) -> Architecture:
             f"general.architecture {show(name)} is not supported; supported are {', '.join(ARCHITECTURES)}"
         )
     return ARCHITECTURES[name]
+
+
+def _read_activation(arch: Architecture, c: Reader) -> Activation:
+    """A key of our own tells GELU from its approximation, which llama.cpp computes in either case."""
+    stated = c.maybe_text(ACTIVATION)
+    if stated is None:
+        return arch.activation
+    if stated not in GELUS or arch.activation not in GELUS:
+        kinds = ", ".join(GELUS)
+        c.fail(ACTIVATION, f"must be one of {kinds}, for a model that has a GELU, found {show(stated)}")
+    return GELUS[stated]
 
 
 _IRRELEVANT = ("general.", "tokenizer.", "split.", "quantize.")
@@ -115,12 +130,13 @@ _NORM_KEYS = ("attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon"
 
 def _from_metadata(arch: Architecture, metadata: Mapping[str, Any], shown: Shown) -> ModelSpec:
     whole = Reader(metadata, "metadata")
-    whole.ignore(prefixes=(*_IRRELEVANT, f"{arch.name}."))
+    whole.ignore([ACTIVATION], prefixes=(*_IRRELEVANT, f"{arch.name}."))
     whole.finish(f"a {arch.name} file has none such: remove it if the model does not depend on it")
 
     prefix = f"{arch.name}."
     own = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
     reader = Reader(own, arch.name)
+    arch = replace(arch, activation=_read_activation(arch, whole))
     spec = read_spec(arch, reader, metadata, shown)
     used_elsewhere = {"use_parallel_residual"} if arch.choose_residual == "by_key" else set()
     for key, (allowed, why) in _ONLY.items():

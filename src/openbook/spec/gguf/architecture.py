@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -134,10 +135,19 @@ class Architecture:
         return f"attention.{kind}"
 
 
-def alibi(n_heads: int, max_bias: float) -> Alibi:
+def alibi(n_heads: int, max_bias: float, base_first: bool = False) -> Alibi:
     """The slopes of llama.cpp: 2 ** (-max_bias · (h + 1) / n) for n heads, the largest power of two that
-    there are heads for; the others take every other one of twice as many."""
+    there are heads for; the others take every other one of twice as many.
+
+    Slopes have 32 bits: BLOOM's are powers of a base that has them too (`base_first`).
+    """
     whole = 1 << (n_heads.bit_length() - 1)
-    slopes = [2 ** (-max_bias * (h + 1) / whole) for h in range(whole)]
-    slopes += [2 ** (-max_bias * (2 * h + 1) / (2 * whole)) for h in range(n_heads - whole)]
-    return Alibi(tuple(slopes))
+    powers = [(whole, h + 1) for h in range(whole)] + [(2 * whole, 2 * h + 1) for h in range(n_heads - whole)]
+    if base_first:
+        return Alibi(tuple(_single(_single(2 ** (-max_bias / n)) ** power) for n, power in powers))
+    return Alibi(tuple(_single(2 ** (-max_bias * power / n)) for n, power in powers))
+
+
+def _single(value: float) -> float:
+    """Rounded to 32 bits."""
+    return struct.unpack("<f", struct.pack("<f", value))[0]

@@ -238,6 +238,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         ),
         Architecture("smollm3", may_bias=ALL_BIASES, turns_whole_heads=True, still_every=4),
         Architecture("glm4", may_bias=_QKV, layout="interleaved", places=SANDWICH),
+        Architecture("chatglm", may_bias=_QKV, layout="interleaved"),
         Architecture("seed_oss", may_bias=_QKV, turns_whole_heads=True),
         Architecture("ernie4_5", may_bias=_QKV, layout="interleaved", turns_whole_heads=True),
         Architecture(
@@ -333,6 +334,7 @@ OF_MODEL_TYPE: Mapping[str, str] = {
     "gpt_neox": "gptneox",
     "gpt_bigcode": "starcoder",
     "gpt_oss": "gpt-oss",
+    "glm": "chatglm",
     "glm4_moe": "glm4moe",
     "cohere": "command-r",
     "deepseek_v2": "deepseek2",

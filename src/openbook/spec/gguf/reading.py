@@ -12,6 +12,7 @@ from openbook.spec.gguf.rope import read_number, read_rope, shortest, sliding_ro
 from openbook.spec.gguf.shown import Shown, has_bias, vocabulary_size
 from openbook.spec.model import (
     MAX_LAYERS,
+    Alibi,
     Attention,
     Block,
     Chunk,
@@ -191,7 +192,7 @@ class _Layers:
             k_norm=head_norm,
             window=window,
             softcap=_read_cap(arch, c, "attn_logit_softcapping", arch.attn_softcap),
-            alibi=alibi(kind.n_heads, _read_max_bias(arch, c)) if arch.positions == "alibi" else None,
+            alibi=_read_alibi(arch, c, kind.n_heads),
             sinks=arch.sinks,
             clip_qkv=_read_optional(arch, c, "attention.clamp_kqv") or None,
             temperature=arch.temperature if rope is None else None,
@@ -219,21 +220,26 @@ class _Layers:
         c.ignore(("attention.key_length", "attention.value_length"))
         if key <= rope_dim:
             c.fail("attention.key_length_mla", f"must exceed rope.dimension_count = {rope_dim}, found {key}")
-        multiplier = 10 * read_number(c, "rope.scaling.yarn_log_multiplier", 0.0, positive=False)
+        tenth = read_number(c, "rope.scaling.yarn_log_multiplier", 0.0, positive=False)
+        multiplier = float(f"{10 * tenth:.9g}")
         mscale = yarn_mscale(read_number(c, "rope.scaling.factor", 1.0, positive=False), multiplier)
+        norm = replace(self.norm, eps=_LATENT_EPS)
         return LatentAttention(
             n_heads=kind.n_heads,
             nope_dim=key - rope_dim,
             rope_dim=rope_dim,
             v_dim=value,
             kv_rank=kv_rank,
-            kv_norm=self.norm,
+            kv_norm=norm,
             scale=key**-0.5 * mscale * mscale,
             q_rank=q_rank,
-            q_norm=self.norm if q_rank else None,
+            q_norm=norm if q_rank else None,
             rope=rope,
         )
 
+
+_LATENT_EPS = 1e-6
+"""Of the norms within latent attention, whatever the others' is; llama.cpp has the others' there too."""
 
 _UNNORMED_EXPERTS = 128
 """llama.cpp leaves out the weightless norm of q and k in the model with this many experts."""
@@ -316,7 +322,15 @@ def _is_flag(value: Any) -> bool:
     return isinstance(value, bool)
 
 
-def _read_max_bias(arch: Architecture, c: Reader) -> float:
-    if "attention.max_alibi_bias" not in arch.keys:
-        return 8.0
-    return shortest(c.number("attention.max_alibi_bias", positive=True))
+def _read_alibi(arch: Architecture, c: Reader, n_heads: int) -> Alibi | None:
+    key = "attention.max_alibi_bias"
+    if arch.positions != "alibi":
+        return None
+    if n_heads > MAX_ALIBI_HEADS:
+        c.fail("attention.head_count", f"must be at most {MAX_ALIBI_HEADS:,}, each having a slope of ALiBi")
+    if key not in arch.keys:
+        return alibi(n_heads, 8.0, base_first=True)
+    return alibi(n_heads, shortest(c.number(key, positive=True)))
+
+
+MAX_ALIBI_HEADS = 65_536

@@ -10,8 +10,23 @@ from openbook.spec.gguf.architecture import Architecture
 from openbook.spec.gguf.experts import write_experts
 from openbook.spec.gguf.reading import usual_pattern
 from openbook.spec.gguf.rope import write_rope, write_sliding_rope
-from openbook.spec.model import Attention, Block, Chunk, LatentAttention, Mlp, ModelSpec, Norm, YarnScaling
+from openbook.spec.model import (
+    Activation,
+    Attention,
+    Block,
+    Chunk,
+    LatentAttention,
+    Mlp,
+    ModelSpec,
+    Norm,
+    YarnScaling,
+)
 from openbook.spec.reader import UnsupportedError
+
+ACTIVATION = "openbook.activation"
+"""Which GELU a model has, where it is not the one that others of the architecture have."""
+
+GELUS: Mapping[str, Activation] = {"gelu": "gelu", "gelu_tanh": "gelu_tanh"}
 
 
 def write_metadata(arch: Architecture, spec: ModelSpec) -> dict[str, Any]:
@@ -37,8 +52,14 @@ def write_metadata(arch: Architecture, spec: ModelSpec) -> dict[str, Any]:
     return {
         "general.architecture": arch.name,
         **name,
+        **_write_activation(arch, spec.layers[0]),
         **{f"{arch.name}.{key}": value for key, value in own.items()},
     }
+
+
+def _write_activation(arch: Architecture, block: Block) -> dict[str, Any]:
+    own = block.mlp.activation if isinstance(block.mlp, Mlp) else arch.activation
+    return {ACTIVATION: own} if own != arch.activation and {own, arch.activation} <= set(GELUS) else {}
 
 
 def _feed_forward_length(block: Block) -> int:

@@ -209,6 +209,7 @@ _PLAIN = _dialect("standard")
 
 GGUF: Mapping[str, Dialect] = {
     "bloom": _fused("bloom"),
+    "chatglm": _dialect("chatglm", *_FUSED_GATE_UP),
     "cohere2": _PLAIN,
     "command-r": _PLAIN,
     "deepseek2": _dialect(
