@@ -126,10 +126,11 @@ class Oracle:
     def _next(self, context: Any, i: int, following: int | None = None) -> list[Any]:
         import numpy as np
 
-        logits = np.asarray(context.get_logits_ith(i), np.float64)
-        best = np.argsort(-logits, kind="stable")[:5]
+        logits = np.array(context.get_logits_ith(i))
+        best = np.argpartition(logits, -5)[-5:]
+        best = best[np.argsort(-logits[best])]
         wanted = best[0] if following is None else following
-        logprob = logits[wanted] - logits.max() - np.log(np.exp(logits - logits.max()).sum())
+        logprob = logits[wanted] - logits[best[0]] - np.log(np.exp(logits - logits[best[0]]).sum())
         return [best.tolist(), logits[best].tolist(), float(logprob)]
 
 

@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 
 from openbook.lm import LanguageModel
+from openbook.model import Decoder, init_weights
+from openbook.spec.model import Attention, Block, Head, Mlp, ModelSpec, Norm, Rope
+from openbook.weights.save_gguf import save_gguf
 
 pytestmark = pytest.mark.model
 
@@ -145,3 +148,15 @@ def test_ctrl_c_ends_generate_with_130(openbook, model: str, monkeypatch):
     monkeypatch.setattr(LanguageModel, "generate", generate)
     done = openbook("generate", model, "-p", "x")
     assert (done.code, done.out) == (130, "half")
+
+
+def test_a_model_without_a_chat_template_is_refused_at_once(openbook, tmp_path: Path):
+    attn, mlp = Attention(2, 1, 4, scale=0.5, rope=Rope(4)), Mlp(24, "silu", gated=True)
+    layer = Block(attn, mlp, attn_norm=Norm("rms"), mlp_norm=Norm("rms"))
+    spec = ModelSpec(40, 16, 32, (layer,), Head(tied=True), final_norm=Norm("rms"))
+    file = tmp_path / "base.gguf"
+    save_gguf(init_weights(Decoder(spec)), file, "F32")
+    done = openbook("chat", str(file), stdin="Hi\nHo\n")
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+    assert "came without a chat template, as base models do" in done.err
+    assert f"openbook generate {file}" in done.err

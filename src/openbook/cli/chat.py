@@ -77,7 +77,13 @@ def run(
         "max-tokens": max_tokens,
     }
     question = read_prompt(prompt) if prompt is not None else None
-    conversation = Conversation(load(model, dtype, threads, ctx_size, force), settings)
+    lm = load(model, dtype, threads, ctx_size, force)
+    if lm.chat_template is None:
+        raise errors.UsageError(
+            f"{model} came without a chat template, as base models do: it continues texts, and answers none; "
+            f"use: openbook generate {model}"
+        )
+    conversation = Conversation(lm, settings)
     if question is not None:
         conversation.ask(question)
         return
