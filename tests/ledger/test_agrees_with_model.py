@@ -23,6 +23,7 @@ from openbook.infer.cache import Cache
 from openbook.ledger import Workload, ledger
 from openbook.model import Decoder, ExplicitCore, FusedCore
 from openbook.spec.presets import PRESETS, preset
+from openbook.weights.tensors import kept_dtype
 from strategies import specs
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -69,6 +70,15 @@ def test_every_weight_of_every_preset_has_the_models_name_and_shape(name):
 @given(spec=specs())
 def test_every_weight_of_any_spec_has_the_models_name_and_shape(spec):
     assert_same_weights(spec)
+
+
+@some
+@given(spec=specs(), dtype=st.sampled_from(sorted(DTYPES)))
+def test_the_weights_take_the_bytes_in_which_they_are_loaded(spec, dtype):
+    with torch.device("meta"):
+        decoder = Decoder(spec)
+    sizes = (p.numel() * kept_dtype(name, DTYPES[dtype]).itemsize for name, p in decoder.named_parameters())
+    assert ledger(spec, dtype).weight_bytes == sum(sizes)
 
 
 # --- FLOPs ---

@@ -108,6 +108,17 @@ def test_every_grouping_of_mixed_layers_adds_up(by):
     assert sum(int(row["KV read"]) for row in steps) == book.totals(w).kv_read
 
 
+def test_the_active_column_adds_up_and_corrections_are_named():
+    book = ledger(mixed_model())
+    table = tensor_table(book)
+    assert sum(int(row["active"]) for row in read_csv(table)) == book.params.active
+    note = "32 are routers' corrections: fp32 in any model, and buffers in Hugging Face's"
+    for said in (table, summary_table(book)):
+        assert note in " ".join(said.text().split())
+        assert f"parameters are {book.params.without_corrections:,}" in " ".join(said.text().split())
+    assert "corrections" not in tensor_table(ledger(preset("gpt2"))).text()
+
+
 def test_the_cache_is_listed_with_what_latents_would_take_expanded():
     book, w = ledger(mixed_model()), Workload("decode", batch=2, past=30)
     table = cache_table(book, w)

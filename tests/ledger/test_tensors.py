@@ -276,8 +276,9 @@ def test_without_experts_every_parameter_is_active():
 
 
 def test_router_corrections_are_told_apart():
-    params = ledger(spec_of(block(mlp=experts()), block(mlp=experts()), block())).params
-    assert params.total - params.without_corrections == 2 * 16
+    book = ledger(spec_of(block(mlp=experts()), block(mlp=experts()), block()), "bf16")
+    assert book.params.total - book.params.without_corrections == 2 * 16
+    assert book.weight_bytes == 2 * book.params.without_corrections + 4 * 2 * 16  # they stay fp32
 
 
 def test_sinks_and_corrections_are_no_weights_of_a_product():

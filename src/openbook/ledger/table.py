@@ -250,14 +250,25 @@ def tensor_table(book: Ledger, by: By = "kind") -> Table:
     columns = (
         Column("tensor"), Column("letters", detail=True), Column("shape", "shape"), Column("formula"),
         Column("count", "count"), Column("times", "count", detail=True), Column("all layers", "count"),
-        Column("bytes", "bytes"), Column("dtype", detail=True), Column("kind", detail=True),
-        Column("tied to", detail=True),
+        Column("active", "count", detail=True), Column("bytes", "bytes"), Column("dtype", detail=True),
+        Column("kind", detail=True), Column("tied to", detail=True),
     )  # fmt: skip
-    total = ("total", "", "", "", "", "", book.params.total, book.weight_bytes, "", "", "")
-    notes = ["Shapes are PyTorch's (out, in)."]
+    params = book.params
+    total = ("total", "", "", "", "", "", params.total, params.active, book.weight_bytes, "", "", "")
+    notes = ["Shapes are PyTorch's (out, in).", *_notes(book)]
     if book.spec.head.tied:
         notes.append("The head is tied: head.weight is embed.weight itself, and adds nothing.")
     return Table(title, columns, rows, tuple(notes), total)
+
+
+def _notes(book: Ledger) -> Iterator[str]:
+    """What has to be said beside a total of parameters."""
+    params = book.params
+    if corrections := params.total - params.without_corrections:
+        yield (
+            f"{corrections:,} are routers' corrections: fp32 in any model, and buffers in Hugging Face's, "
+            f"whose parameters are {params.without_corrections:,}."
+        )
 
 
 def _tensor_cells(group: Group) -> tuple[Cell, ...]:
@@ -266,7 +277,7 @@ def _tensor_cells(group: Group) -> tuple[Cell, ...]:
     return (
         _name(group), f"({', '.join(row.letters)})", row.shape, row.formula,
         row.count, group.times, own * row.count,
-        own * row.bytes, row.dtype, row.kind,
+        own * row.active, own * row.bytes, row.dtype, row.kind,
         row.tie or "",
     )  # fmt: skip
 
@@ -470,8 +481,8 @@ def summary_table(book: Ledger) -> Table:
     if book.params.active != book.params.total:
         rows.append(("active, of one token", "", book.params.active))
     columns = (Column("part"), Column("formula", wraps=True), Column("count", "count"))
-    notes = (", ".join(legend),) if len(kinds) == 1 else tuple(legend)
-    return Table(f"Parameters of {_title(spec)} by hand", columns, tuple(rows), notes)
+    notes = [", ".join(legend)] if len(kinds) == 1 else legend
+    return Table(f"Parameters of {_title(spec)} by hand", columns, tuple(rows), (*notes, *_notes(book)))
 
 
 _PARTS = (

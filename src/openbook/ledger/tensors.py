@@ -128,6 +128,7 @@ def _mlp_numbers(mlp: Mlp | Experts) -> dict[str, int]:
 class TensorRow:
     """One weight. `count` values of `dtype` take `bytes`; `formula` is the count in letters.
 
+    The dtype is the ledger's, or fp32 for a router's corrections, which every model keeps so.
     `active` is how many of them one token uses: of E experts' weights those of A experts, else all.
     `part` is the module of the layer (or of the model) that owns it: attn, mlp, attn_norm, embed, head.
     `tie` names the row whose storage this one shares; such a row adds nothing to a total of storages.
@@ -309,6 +310,8 @@ def _rows(plan: Plan, numbers: Mapping[str, int], dtype: str, tied: bool = False
     for name, letters, kind in plan:
         shape = tuple(evaluate(axis, numbers) for axis in letters)
         count = math.prod(shape)
+        # Corrections decide by differences that fewer bits round away.
+        own = "fp32" if kind == "correction" and dtype != "fp64" else dtype
         rows.append(
             TensorRow(
                 name=name,
@@ -320,8 +323,8 @@ def _rows(plan: Plan, numbers: Mapping[str, int], dtype: str, tied: bool = False
                 layer=None,
                 part=name.split(".")[0],
                 formula="·".join(letter for letter in letters if letter != "1"),
-                dtype=dtype,
-                bytes=nbytes(count, dtype),
+                dtype=own,
+                bytes=nbytes(count, own),
                 tie="embed.weight" if tied and name == "head.weight" else None,
             )
         )
