@@ -82,6 +82,17 @@ def test_rows_keep_the_order_of_a_forward_pass():
         assert names.index(first) < names.index(second)
 
 
+def test_a_modules_bias_follows_its_weight_whatever_the_other_model_has():
+    norm = HeadNorm("rms")
+    biased = book(dense(q_bias=True, k_bias=True, v_bias=True))
+    names = [row.name for row in compare.rows(biased, book(dense(q_norm=norm, k_norm=norm)))]
+    start = names.index("attn.q.weight")
+    assert names[start : start + 8] == [
+        "attn.q.weight", "attn.q.bias", "attn.k.weight", "attn.k.bias", "attn.v.weight", "attn.v.bias",
+        "attn.q_norm.weight", "attn.k_norm.weight",
+    ]  # fmt: skip
+
+
 def test_a_weight_of_several_shapes_says_in_how_many_layers_each_is():
     row = by_name(book(dense(), dense(d_ff=52), dense()), book(dense()))["mlp.up.weight"]
     assert row.a.shapes == (((48, 24), 2), ((52, 24), 1))

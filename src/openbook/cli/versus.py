@@ -5,14 +5,12 @@ from __future__ import annotations
 import shutil
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 from openbook.ledger import compare
 from openbook.ledger.table import human_bytes
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from openbook.ledger import Ledger, Workload
 
 _WIDE = 114
@@ -22,6 +20,8 @@ _WIDEST = 140
 
 def print_versus(a: Ledger, b: Ledger, workload: Workload) -> None:
     """Three tables as wide as the terminal; a file gets them in 120 columns."""
+    from rich.console import Console
+
     width = min(shutil.get_terminal_size((120, 24)).columns, _WIDEST)
     console = Console(width=width, highlight=False)
     names, wide = compare.titles(a, b), width >= _WIDE
@@ -37,6 +37,8 @@ def print_versus(a: Ledger, b: Ledger, workload: Workload) -> None:
 
 
 def _table(title: str) -> Table:
+    from rich.table import Table
+
     return Table(
         title=title, title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0), pad_edge=False
     )
@@ -49,9 +51,8 @@ def _sizes(sizes: list[compare.Size], names: tuple[str, str]) -> Table:
     for name in names:
         table.add_column(name, justify="right", overflow="fold")
     for size in sizes:
-        table.add_row(
-            size.letter, size.meaning, _values(size.a), _values(size.b), style=_style(size.a == size.b)
-        )
+        values = _values(size.a), _values(size.b)
+        table.add_row(size.letter, size.meaning, *values, style=_style(values[0] == values[1]))
     return table
 
 
@@ -63,7 +64,9 @@ def _values(values: tuple[tuple[int, int], ...]) -> str:
 
 def _weights(rows: list[compare.Row], names: tuple[str, str], wide: bool) -> Table:
     """Wide: shape and count in two columns. Else the shape stands above the count."""
-    table = _table("Weights: shapes (out, in) × layers, parameters, the second's less the first's")
+    from rich.text import Text
+
+    table = _table("Weights, shape × layers; the second's less the first's")
     table.add_column("weight", overflow="fold")
     for name in names:
         if wide:
@@ -100,6 +103,8 @@ def _cells(side: compare.Side, wide: bool) -> list[str]:
 
 def _figures(figures: list[compare.Figure], names: tuple[str, str], wide: bool) -> Table:
     """Wide: what is counted in the last column. Else it stands below the figure's name."""
+    from rich.text import Text
+
     table = _table("Figures, and the second's over the first's")
     table.add_column()
     for name in names:

@@ -119,12 +119,18 @@ def _joined(a: dict[str, Side], b: dict[str, Side], in_layers: bool) -> Iterator
 
 
 def _merged(a: list[str], b: list[str]) -> list[str]:
-    """All names, each of `b` that `a` lacks behind the one it follows in `b`."""
-    names = list(a)
-    for before, name in zip(["", *b], b, strict=False):
-        if name not in names:
-            names.insert(names.index(before) + 1 if before else 0, name)
-    return names
+    """All names, each module of `b` that `a` lacks behind the one it follows in `b`."""
+    modules = list(dict.fromkeys(map(_module, a)))
+    before = None
+    for module in dict.fromkeys(map(_module, b)):
+        if module not in modules:
+            modules.insert(0 if before is None else modules.index(before) + 1, module)
+        before = module
+    return sorted(dict.fromkeys([*a, *b]), key=lambda name: modules.index(_module(name)))
+
+
+def _module(name: str) -> str:
+    return name.rpartition(".")[0]
 
 
 # --- sizes and figures --------------------------------------------------------------------------
