@@ -1,14 +1,13 @@
 """A mixture of experts: a router chooses a few feed-forwards for each token, which are weighted and summed.
 
-Three ways lead through the experts, and all give the same. `Looped` takes one expert after the other: the
-obvious one. `Sorted` lays the tokens of one expert side by side, so that each expert is read once, by one
-product. `Gathered` fetches a copy of the matrices for every token: nothing waits for what was chosen, which
-is what a few tokens on an accelerator want.
+Three ways lead through the experts, and all give the same: `looped`, the obvious one, `grouped` and
+`gathered`.
 
-    letters: B batch, T tokens, D width, E experts, A experts of one token, F their inner width
+    letters: B batch, T tokens, N = B·T, D width, E experts, A experts of one token, F their inner width
 """
 
-from typing import NamedTuple, Protocol, runtime_checkable
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -79,64 +78,37 @@ def within_best_groups(ranks: Float[Tensor, "B T E"], groups: Groups) -> Float[T
     return grouped.masked_fill(~kept[..., None], -torch.inf).flatten(-2)
 
 
-# --- the ways through ---------------------------------------------------------------------------
+# --- the experts' matrices ----------------------------------------------------------------------
 
 
-@runtime_checkable
-class Way(Protocol):
-    """Row r of the result is weight[experts[r]] @ x[r]."""
+class One(NamedTuple):
+    """All rows go to one expert."""
+
+    expert: int
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return F.linear(x, weight[self.expert], bias[self.expert] if bias is not None else None)
+
+
+class Each(NamedTuple):
+    """Every row goes to an expert of its own, and is multiplied by a copy of its matrix."""
 
     experts: Int[Tensor, "*rows"]
 
-    def multiply(
-        self, x: Float[Tensor, "*rows in"], weight: Float[Tensor, "E out in"]
-    ) -> Float[Tensor, "*rows out"]: ...
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        y = (weight[self.experts] @ x[..., None])[..., 0]
+        return y if bias is None else y + bias[self.experts]
 
 
-class Looped:
-    """One expert after the other, each on the rows that chose it."""
+class Runs(NamedTuple):
+    """Rows in the order of their experts. Those of expert i end before row `ends[i]` (int32)."""
 
-    def __init__(self, experts: Int[Tensor, "*rows"]) -> None:
-        self.experts = experts
-        self._rows = [(i, experts == i) for i in experts.unique().tolist()]
+    experts: Int[Tensor, " rows"]
+    ends: Int[Tensor, " E"]
 
-    def multiply(
-        self, x: Float[Tensor, "*rows in"], weight: Float[Tensor, "E out in"]
-    ) -> Float[Tensor, "*rows out"]:
-        y = x.new_zeros(*x.shape[:-1], weight.shape[1])
-        for i, rows in self._rows:
-            y[rows] = F.linear(x[rows], weight[i])
-        return y
-
-
-class Gathered:
-    """A batched product of every row with its own copy of the matrix."""
-
-    def __init__(self, experts: Int[Tensor, "*rows"]) -> None:
-        self.experts = experts
-
-    def multiply(
-        self, x: Float[Tensor, "*rows in"], weight: Float[Tensor, "E out in"]
-    ) -> Float[Tensor, "*rows out"]:
-        return (weight[self.experts] @ x[..., None])[..., 0]
-
-
-class Sorted:
-    """Rows in the order of their experts: one product for each run, or one grouped product for all."""
-
-    def __init__(self, experts: Int[Tensor, " rows"]) -> None:
-        self.experts = experts
-        hit, counts = experts.unique_consecutive(return_counts=True)
-        self._hit, self._counts = hit.tolist(), counts.tolist()
-
-    def multiply(
-        self, x: Float[Tensor, "rows in"], weight: Float[Tensor, "E out in"]
-    ) -> Float[Tensor, "rows out"]:
-        runs = zip(self._hit, x.split(self._counts), strict=True)
-        return torch.cat([F.linear(run, weight[i]) for i, run in runs])
-
-
-# --- the experts --------------------------------------------------------------------------------
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        y = F.grouped_mm(x, weight.mT, offs=self.ends)
+        return y if bias is None else y + bias[self.experts]
 
 
 class Matrices(nn.Module):
@@ -147,13 +119,15 @@ class Matrices(nn.Module):
         self.weight = nn.Parameter(torch.empty(n_experts, out, into))
         self.bias = nn.Parameter(torch.empty(n_experts, out)) if bias else None
 
-    def forward(self, x: Float[Tensor, "*rows in"], way: Way) -> Float[Tensor, "*rows out"]:
-        y = way.multiply(x, self.weight)
-        return y if self.bias is None else y + self.bias[way.experts]
+    def forward(self, x: Float[Tensor, "*rows in"], of: One | Each | Runs) -> Float[Tensor, "*rows out"]:
+        return of.linear(x, self.weight, self.bias)
 
 
 class FeedForwards(nn.Module):
-    """The experts themselves: Σ weight · down(act(gate(x)) · up(x)) over those of each token."""
+    """The experts: Σ weight · down(act(gate(x)) · up(x)) over those of each token."""
+
+    way: "Way | None" = None
+    """How to go through them; None: as `way_through` says."""
 
     def __init__(self, spec: ExpertsSpec, d_model: int) -> None:
         super().__init__()
@@ -165,34 +139,82 @@ class FeedForwards(nn.Module):
         self.down = Matrices(n, d_model, expert.d_ff, expert.down_bias)
 
     def forward(self, x: Float[Tensor, "B T D"], choice: Choice) -> Float[Tensor, "B T D"]:
-        weights, experts = choice.weights[..., None], choice.experts
-        x = x[..., None, :].expand(*experts.shape, -1)  # a row for each expert of a token
+        weights, experts = (part.flatten(0, 1) for part in choice)
+        way = self.way or way_through(experts, self.up.weight)
+        return way(self, x.flatten(0, 1), weights, experts).view(x.shape)
+
+    def weighted(
+        self, x: Float[Tensor, "*rows D"], weights: Float[Tensor, "*rows 1"], of: One | Each | Runs
+    ) -> Float[Tensor, "*rows D"]:
+        """What each row's expert makes of it, times its weight: fp32, unless the input is weighted."""
         if self.on_input:
             x = (x * weights).to(x.dtype)
-        y = self._outputs(x, experts)
-        return (y if self.on_input else y * weights).sum(dim=-2).to(x.dtype)
-
-    def _outputs(
-        self, x: Float[Tensor, "B T A D"], experts: Int[Tensor, "B T A"]
-    ) -> Float[Tensor, "B T A D"]:
-        """What each expert says, not yet weighted."""
-        way = way_through(experts, x)
-        if way is not Sorted:
-            return self._run(x, way(experts))
-        order = experts.flatten().argsort()
-        rows = self._run(x.flatten(0, 2)[order], Sorted(experts.flatten()[order]))
-        return torch.empty_like(rows).index_copy(0, order, rows).view(x.shape)
-
-    def _run(self, x: Float[Tensor, "*rows D"], way: Way) -> Float[Tensor, "*rows D"]:
-        gate = self.gate(x, way) if self.gate is not None else None
-        return self.down(self.act(self.up(x, way), gate), way)
+        gate = self.gate(x, of) if self.gate is not None else None
+        y = self.down(self.act(self.up(x, of), gate), of)
+        return y if self.on_input else y * weights
 
 
-def way_through(experts: Int[Tensor, "B T A"], x: Tensor) -> type[Looped | Sorted | Gathered]:
-    """The fastest way for these tokens: without waiting for the choice, as long as copies are cheap."""
-    if x.device.type == "cpu":
-        return Sorted
-    return Gathered
+# --- the ways through ---------------------------------------------------------------------------
+
+
+def looped(
+    feed: FeedForwards, x: Float[Tensor, "N D"], weights: Float[Tensor, "N A"], experts: Int[Tensor, "N A"]
+) -> Float[Tensor, "N D"]:
+    """One expert after the other, with the tokens that chose it."""
+    order = experts.flatten().argsort()
+    hit, counts = experts.flatten()[order].unique_consecutive(return_counts=True)
+    runs = [part.split(counts.tolist()) for part in (order // experts.shape[1], weights.flatten()[order])]
+    y = torch.zeros_like(x, dtype=torch.float32)
+    for expert, tokens, weight in zip(hit.tolist(), *runs, strict=True):
+        y.index_add_(0, tokens, feed.weighted(x[tokens], weight[:, None], One(expert)).float())
+    return y.to(x.dtype)
+
+
+def grouped(
+    feed: FeedForwards, x: Float[Tensor, "N D"], weights: Float[Tensor, "N A"], experts: Int[Tensor, "N A"]
+) -> Float[Tensor, "N D"]:
+    """Rows sorted by expert, and one grouped product for all. Nobody waits to hear what was chosen."""
+    order = experts.flatten().argsort()
+    of = experts.flatten()[order]
+    everyone = torch.arange(feed.up.weight.shape[0], device=of.device)
+    runs = Runs(of, torch.searchsorted(of, everyone, right=True).int())
+    rows = feed.weighted(x[order // experts.shape[1]], weights.flatten()[order, None], runs)
+    back = torch.empty_like(rows).index_copy(0, order, rows)
+    return back.view(*experts.shape, -1).sum(dim=1).to(x.dtype)
+
+
+def gathered(
+    feed: FeedForwards, x: Float[Tensor, "N D"], weights: Float[Tensor, "N A"], experts: Int[Tensor, "N A"]
+) -> Float[Tensor, "N D"]:
+    """A copy of its expert's matrices for every row. All steps are [N, A, ...], in the tokens' order."""
+    rows = x[:, None].expand(*experts.shape, -1)
+    return feed.weighted(rows, weights[..., None], Each(experts)).sum(dim=1).to(x.dtype)
+
+
+Way = Callable[[FeedForwards, Tensor, Tensor, Tensor], Tensor]
+
+
+def way_through(experts: Int[Tensor, "N A"], weight: Float[Tensor, "E F D"]) -> Way:
+    """The fastest way.
+
+    On a CPU a loop costs nothing beside the products, and reads no weight twice. An accelerator should not
+    wait for the loop: few tokens copy less than the loop would read, many are sorted.
+    """
+    if weight.device.type == "cpu":
+        return looped
+    if experts.numel() <= weight.shape[0] or weight.device.type == "meta":
+        return gathered
+    return grouped if can_group(weight) else looped
+
+
+def can_group(weight: Float[Tensor, "E F D"]) -> bool:
+    """Whether torch's grouped product takes such matrices: rows and columns in whole 16 bytes, and off
+    the CPU bf16 alone."""
+    whole = all(size * weight.itemsize % 16 == 0 for size in weight.shape[1:])
+    return whole and (weight.dtype == torch.bfloat16 or weight.device.type == "cpu")
+
+
+# --- the whole ----------------------------------------------------------------------------------
 
 
 class Experts(nn.Module):

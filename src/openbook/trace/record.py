@@ -163,9 +163,9 @@ def _sums(block: Block, where: str, seen: _Seen) -> list[Any]:
 
 
 def _experts(mlp: Experts, where: str, seen: _Seen) -> list[Any]:
-    """Hooks for the steps of a mixture, which takes the tokens in the order of their experts if that is
-    quicker."""
+    """Hooks for the steps of a mixture. Their rows may come expert by expert, or sorted by expert."""
     order: list[Tensor] = []
+    pieces: dict[str, list[Tensor]] = {}
 
     def keep_choice(module: nn.Module, inputs: Any, choice: Choice) -> None:
         seen.keep(f"{where}.chosen", choice.weights)
@@ -173,21 +173,25 @@ def _experts(mlp: Experts, where: str, seen: _Seen) -> list[Any]:
             seen.choices[f"{where}.chosen"] = choice.experts
         order[:] = [choice.experts.flatten().argsort()]
 
-    def keep_rows(name: str) -> Callable[..., None]:
-        def keep(module: nn.Module, inputs: Any, rows: Tensor) -> None:
+    def collect(name: str) -> Callable[..., None]:
+        return lambda module, inputs, rows: pieces.setdefault(name, []).append(rows)
+
+    def keep_pieces(module: nn.Module, inputs: Any, output: Tensor) -> None:
+        for name, parts in pieces.items():
+            rows = torch.cat(parts)
             if rows.ndim == 2:  # [B·T·A, width], sorted by expert
                 rows = torch.empty_like(rows).index_copy(0, order[0], rows)
             seen.keep(name, rows)
-
-        return keep
+        pieces.clear()
+        seen.keep(f"{where}.experts.sum", output)
 
     parts = {
         name: part for name, part in mlp.experts.named_children() if f"{where}.experts.{name}" in seen.wanted
     }
     return [
         mlp.chosen.register_forward_hook(keep_choice),
-        *(part.register_forward_hook(keep_rows(f"{where}.experts.{name}")) for name, part in parts.items()),
-        mlp.experts.register_forward_hook(_keep_output(seen, f"{where}.experts.sum")),
+        *(part.register_forward_hook(collect(f"{where}.experts.{name}")) for name, part in parts.items()),
+        mlp.experts.register_forward_hook(keep_pieces),
         mlp.register_forward_hook(_keep_output(seen, f"{where}.shared_add")),
     ]
 
