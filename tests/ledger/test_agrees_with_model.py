@@ -244,9 +244,13 @@ def output_bytes(decoder, ids):
     seen = {}
 
     def note(name):
-        # A choice of experts is weights and numbers; the weights are what is booked.
+        # A choice of experts is weights and numbers; the weights are what is booked. Each expert's matrices
+        # are called for themselves.
         return lambda module, inputs, output: seen.update(
-            {name: (output if isinstance(output, torch.Tensor) else output.weights).nbytes}
+            {
+                name: seen.get(name, 0)
+                + (output if isinstance(output, torch.Tensor) else output.weights).nbytes
+            }
         )
 
     for name, module in decoder.named_modules():

@@ -333,6 +333,25 @@ def test_the_form_of_latent_attention_is_named_beside_the_total(w, said):
     assert any(said in words for words in ledger(latent()).conventions(w))
 
 
+def test_generation_absorbs_however_much_is_written():
+    # Side by side so many tokens would expand the latents; one after the other none does.
+    book = ledger(latent())
+    one_by_one = sum(book.flops_per_token(position) for position in range(10, 10 + 99))
+    assert book.generation_flops(10, 100) == book.totals(Workload("prefill", new=10)).flops + one_by_one
+
+
+def test_either_form_of_latents_may_be_priced():
+    book = ledger(latent())
+    cheaper, absorbed, expanded = (
+        book.totals(Workload("prefill", new=20, past=30, latents=form)).flops
+        for form in ("cheaper", "absorbed", "expanded")
+    )
+    assert cheaper == expanded != absorbed
+    # kv_up for all 50, and heads of 8 and 5; or queries and results through it, and heads of 11 and 9.
+    pairs = 20 * 30 + 20 * 21 // 2
+    assert expanded - absorbed == 2 * 4 * (50 * 11 * 9 - 20 * 11 * 9 + pairs * (8 + 5 - 11 - 9))
+
+
 def test_half_and_full_hold_for_latents_too():
     half, full = (
         attention_flops(latent(), Workload("prefill", new=8, attention=a)) for a in ("half", "full")
@@ -516,6 +535,8 @@ def test_folded_totals_equal_the_sum_over_all_steps():
         ({"batch": True}, "batch must be an integer"),
         ({"past": -1}, "past must be an integer of at least 0"),
         ({"mode": "train", "past": 5}, "past must be 0 in training"),
+        ({"mode": "train", "latents": "absorbed"}, "latents must be expanded in training"),
+        ({"latents": "wide"}, "latents must be one of cheaper, absorbed, expanded, found 'wide'"),
         ({"dtype": "q4_1"}, "dtype must be a plain one"),
     ],
 )

@@ -121,6 +121,14 @@ def test_head_dim_is_not_width_over_heads():
     assert named["layers.0.attn.o.weight"].shape == (5120, 4096)
 
 
+def test_heads_may_be_wider_together_than_the_model():
+    config = T0 | {"hidden_size": 640, "head_dim": 256, "num_key_value_heads": 1}
+    named = rows(from_config(config))
+    assert [named[f"layers.0.attn.{x}.weight"].shape for x in "qkvo"] == [
+        (1024, 640), (256, 640), (256, 640), (640, 1024),
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("changes", "total"),
     [

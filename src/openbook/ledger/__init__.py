@@ -89,7 +89,7 @@ class Ledger:
             said += [f"routers in ({router:,})", "at most min(E, B·T·A) experts' weights are read"]
         latent = [block.attn for block, _ in self.kinds if isinstance(block.attn, LatentAttention)]
         if latent:
-            absorbed = latent[0].absorbs(workload.new, workload.past)
+            absorbed = workload.absorbs(latent[0])
             said.append(f"latents {'met by absorbed queries' if absorbed else 'expanded to keys and values'}")
         return said
 
@@ -97,7 +97,8 @@ class Ledger:
         """Forward FLOPs of one token that comes after `position` cached ones, its logits included.
 
         This is one step of generation with a KV cache, and so the sum over a sequence's positions is
-        the FLOPs of the whole sequence under the `causal` convention.
+        the FLOPs of the whole sequence under the `causal` convention. (Not with latent attention, which
+        brings a single query to the latents, but expands those of a whole sequence.)
         """
         return self.totals(Workload("decode", past=position)).flops
 
@@ -111,9 +112,11 @@ class Ledger:
         """
         if cached:
             reading = self.totals(Workload("prefill", new=prompt, attention=attention)).flops
-            # One by one or side by side, new tokens see the same pairs: see `flops_per_token`.
-            writing = Workload("decode", new=new - 1, past=prompt) if new > 1 else None
-            return reading + (self.totals(writing).flops if writing else 0)
+            if new == 1:
+                return reading
+            # One by one or side by side, new tokens see the same pairs. One by one they absorb.
+            writing = Workload("decode", new=new - 1, past=prompt, latents="absorbed")
+            return reading + self.totals(writing).flops
         passes = (Workload("prefill", new=prompt + i, attention=attention) for i in range(new))
         return sum(self.totals(workload).flops for workload in passes)
 

@@ -17,8 +17,9 @@ Activations kept for the backward pass are what PyTorch's autograd saves for the
     an activation        its input, or what stands for it (ReLU: nothing beside its result)
     a gate's product     both factors
     a router             in fp32: its input, the scores, the weights it gives and what they are divided by
-    experts              a row for each of a token's A experts: what it is told (a copy), what lies between
-                         the matrices, what it says (twice, if weights multiply that)
+    experts              a row for each of a token's A experts: what it is told (a copy; both before and
+                         after, if weights multiply that), what lies between the matrices, what it says (if
+                         weights multiply that), and in fp32 what is added up
     a capped head        the capped logits
     an addition          nothing
 
@@ -27,8 +28,8 @@ attention of a parallel bf16 block both copy the fp32 stream. What does not grow
 angles) is left out, and so are token ids and whatever an allocator rounds up.
 
 All of this is exact, and compared byte for byte with what autograd saves, for the eager model on the CPU,
-where the experts' rows are sorted by expert. On an accelerator a few tokens' experts
-may instead be gathered, which keeps a copy of every matrix for every token and is not counted here. The
+which takes one expert after the other. An accelerator may group their products, and keeps the same; of a few
+tokens it may gather the matrices themselves, a copy for every token, which is not counted here. The
 activations of generation are a lower bound: the largest output of one step.
 
 On the CPU a causal run of 65 to 1,024 tokens is attended to in blocks of queries. Joining them makes one

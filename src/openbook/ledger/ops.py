@@ -69,6 +69,7 @@ from openbook.spec.model import (
 Mode = Literal["train", "prefill", "decode"]
 Convention = Literal["causal", "half", "full"]
 Core = Literal["fused", "explicit"]
+Latents = Literal["cheaper", "absorbed", "expanded"]
 
 CONVENTIONS: dict[str, str] = {
     "causal": "attention causal: visible (query, key) pairs, own key included",
@@ -88,7 +89,8 @@ class Workload:
 
     `dtype` is that of the matrices' outputs and the KV cache; None means the weights' own, or fp32 where
     those are quantised. The residual stream is fp32 whatever it says. `core` says which attention the
-    activations are counted for: `fused` keeps no scores, `explicit` makes them.
+    activations are counted for: `fused` keeps no scores, `explicit` makes them. `latents` says in which form
+    latent attention meets what it has cached: the `cheaper` one, as the model does, or one of the two.
     """
 
     mode: Mode = "prefill"
@@ -99,9 +101,11 @@ class Workload:
     attention: Convention = "causal"
     last_only: bool | None = None
     core: Core = "fused"
+    latents: Latents = "cheaper"
 
     def __post_init__(self) -> None:
-        for name, choices in (("mode", Mode), ("attention", Convention), ("core", Core)):
+        of = {"mode": Mode, "attention": Convention, "core": Core, "latents": Latents}
+        for name, choices in of.items():
             if getattr(self, name) not in get_args(choices):
                 found, known = getattr(self, name), ", ".join(get_args(choices))
                 raise LedgerError(f"workload {name} must be one of {known}, found {found!r}")
@@ -111,6 +115,8 @@ class Workload:
                 raise LedgerError(f"workload {name} must be an integer of at least {least}, found {value!r}")
         if self.mode == "train" and self.past:
             raise LedgerError("workload past must be 0 in training: there is no cache to read")
+        if self.mode == "train" and self.latents == "absorbed":
+            raise LedgerError("workload latents must be expanded in training: there are no cached ones")
         if self.dtype is not None and "_" in dtype_name(self.dtype):
             raise LedgerError(
                 f"workload dtype must be a plain one, such as fp32 or bf16, found {self.dtype!r}"
@@ -131,6 +137,12 @@ class Workload:
         """Tokens per sequence for which the head computes logits."""
         last_only = self.mode == "prefill" if self.last_only is None else self.last_only
         return 1 if last_only else self.new
+
+    def absorbs(self, attn: LatentAttention) -> bool:
+        """Whether queries are brought to the latents, and not the latents expanded to keys and values."""
+        if self.latents == "cheaper":
+            return attn.absorbs(self.new, self.past)
+        return self.latents == "absorbed"
 
     def activation_dtype(self, weights: str) -> str:
         """The dtype of the matrices' outputs and the cache beside weights of dtype `weights`."""
@@ -396,7 +408,7 @@ def _latent_steps(attn: LatentAttention, w: Workload, dtype: str) -> Iterator[_S
     (step,) = _norm("attn.kv_norm", attn.kv_norm, "B T C")
     yield replace(step, keeps_fp32=step.keeps_fp32 + (("B T R",) if dtype == "fp32" else ()))
 
-    absorbed = attn.absorbs(w.new, w.past)
+    absorbed = w.absorbs(attn)
     if not absorbed:
         keys = "S" if attn.window is None else "read"  # a window's keys are all that is expanded
         yield _Step(
@@ -465,11 +477,11 @@ def _experts_steps(experts: Experts, keeps_input: bool, dtype: str) -> Iterator[
     yield _Step("mlp.router", (stream,), "B T E", "2·B·T·E·D", keeps_fp32=kept, fp32=True)
     yield _Step("mlp.chosen", ("B T E",), "B T A", keeps_fp32=tuple(_kept_of_choice(router)), fp32=True)
 
-    # Every token is copied out for each of its experts, and what they say is kept to be put back in order.
-    # Weights multiply that, which keeps it once more, or else what the experts are told.
-    told, said = (copy if shared is None else (), ()) if router.on_input else ((), (rows,))
-    yield from _mlp_steps("mlp.experts", experts.expert, "F", (rows, *told), tokens="T A")
-    yield _Step("mlp.experts.sum", (rows, "B T A"), stream, keeps=(rows, *said))
+    # Every token is copied out for each of its experts. Weights multiply what the experts say, which keeps
+    # that, or else what they are told, which keeps the copies before and after. What is added up is kept.
+    told, said = ((rows, rows), ()) if router.on_input else ((rows,), (rows,))
+    yield from _mlp_steps("mlp.experts", experts.expert, "F", told, tokens="T A")
+    yield _Step("mlp.experts.sum", (rows, "B T A"), stream, keeps=said, keeps_fp32=(rows,))
     if shared is None:
         return
     yield from _mlp_steps("mlp.shared", shared.mlp, "J", copy)
@@ -486,14 +498,13 @@ def _kept_of_choice(router: Router) -> Iterator[str]:
         yield f"B T {router.groups.n_groups}"
         if router.correction:
             yield "B T E"
-    # The chosen ones, as a softmax or to be divided by their sum; that sum; and the weights in the end.
-    kept = router.renormalise or router.score == "chosen_softmax"
-    if kept:
+    # The chosen ones, as a softmax or to be divided by their sum; that sum; and the weights in the end, in
+    # the order of the experts.
+    if router.renormalise or router.score == "chosen_softmax":
         yield "B T A"
     if router.renormalise:
         yield "B T 1"
-    if router.renormalise or router.scale != 1 or not kept:
-        yield "B T A"
+    yield "B T A"
 
 
 def _block_steps(block: Block, w: Workload, dtype: str) -> Iterator[_Step]:
