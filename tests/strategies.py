@@ -11,6 +11,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from openbook.spec.hf import FAMILIES
 from openbook.spec.model import (
     Alibi,
     Attention,
@@ -368,4 +369,78 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
     if model_type in ("qwen2", "qwen3"):
         config["use_sliding_window"] = draw(st.booleans())
         config["max_window_layers"] = draw(st.integers(0, n_layers))
+    return config
+
+
+_SMALL = {
+    "vocab_size": 131,
+    "hidden_size": 48,
+    "intermediate_size": 88,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+    "head_dim": 12,
+    "max_position_embeddings": 64,
+    "sliding_window": 7,
+    "attention_chunk_size": 9,
+    "num_experts": 8,
+    "num_local_experts": 8,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 20,
+    "expert_width": 20,
+    "shared_expert_intermediate_size": 28,
+    "n_group": 2,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "kv_lora_rank": 12,
+    "q_lora_rank": 14,
+    "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 11,
+    "rotary_dim": 4,
+}
+
+
+SHAPE_OF = {"kimi_k2": "deepseek_v3"}
+"""A type that transformers does not have, and the one whose code its published code is."""
+
+
+def small_config(model_type: str, **changes: Any) -> dict[str, Any]:
+    """A config.json of any supported type, whose sizes are small and differ, with `changes` to its keys."""
+    family = FAMILIES[model_type]
+    sizes = {family.spelling.get(word, word): size for word, size in _SMALL.items()}
+    config = {key: size for key, size in sizes.items() if key in family.defaults}
+    if "qk_rope_head_dim" in family.defaults:
+        config["num_key_value_heads"] = config["num_attention_heads"]  # keys are latent: one for each head
+    return {"model_type": model_type, **config, **changes}
+
+
+_LAYER_TYPES = ("full_attention", "sliding_attention")
+_UNCHANGED = {"new_decoder_architecture", "parallel_attn", "use_sliding_window"}
+"""Switches that exclude each other, or that need a key beside them."""
+
+
+@st.composite
+def family_configs(draw: st.DrawFn) -> dict[str, Any]:
+    """A small config of any family, with its switches and what it says layer by layer at random."""
+    model_type = draw(st.sampled_from(sorted(FAMILIES)))
+    config = small_config(model_type)
+    defaults = FAMILIES[model_type].defaults
+    for key in sorted(key for key, value in defaults.items() if isinstance(value, bool)):
+        if key not in _UNCHANGED:
+            config[key] = draw(st.booleans())
+    if model_type == "falcon":
+        config["num_kv_heads"] = None  # one, or one for each query head
+    per_layer = {
+        "no_rope_layers": st.lists(st.sampled_from([0, 1]), min_size=4, max_size=4),
+        "mlp_only_layers": st.lists(st.integers(0, 3), max_size=3, unique=True),
+        "moe_layers": st.lists(st.integers(0, 3), min_size=1, max_size=4, unique=True),
+        "first_k_dense_replace": st.integers(0, 3),
+    }
+    for key in sorted(set(per_layer) & set(defaults)):
+        config[key] = draw(per_layer[key])
+    if "layer_types" in defaults and "sliding_window" in config and "use_sliding_window" not in defaults:
+        config["layer_types"] = draw(st.lists(st.sampled_from(_LAYER_TYPES), min_size=4, max_size=4))
     return config

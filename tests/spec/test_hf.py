@@ -30,7 +30,7 @@ from openbook.spec import (
 )
 from openbook.spec.hf import FAMILIES, from_config, to_config
 from openbook.spec.presets import PRESETS, preset
-from strategies import configs, specs
+from strategies import SHAPE_OF, configs, specs
 
 TINY = {
     "hidden_size": 64,
@@ -68,9 +68,6 @@ def hf_config(model_type: str, **keys):
 
     return CONFIG_MAPPING[SHAPE_OF.get(model_type, model_type)](**keys)
 
-
-SHAPE_OF = {"kimi_k2": "deepseek_v3"}
-"""A type that transformers does not have, and the one whose code its published code is."""
 
 NEEDED = {"deepseek_v2": {"num_experts_per_tok": 6}, "glm4_moe": {"head_dim": 128}}
 """Keys without which a type's default config is no model."""

@@ -1,7 +1,7 @@
 """What a model is: the spec, and its spellings in Hugging Face's and llama.cpp's files.
 
-`model.py` holds the dataclasses, `hf.py` reads and writes config.json, `gguf.py` a GGUF file's
-metadata, `presets.py` the published sizes. Standard library only.
+`model.py` holds the dataclasses, `hf` reads and writes config.json, `gguf` a GGUF file's metadata,
+`presets.py` the published sizes. Standard library only.
 """
 
 from openbook.spec.model import (

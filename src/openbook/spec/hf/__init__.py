@@ -65,7 +65,7 @@ def to_config(spec: ModelSpec) -> Keys:
 def _family_of(model_type: str) -> Family:
     if model_type in NOT_YET:
         raise UnsupportedError(
-            f"config.model_type {model_type!r} is not supported yet: it has {NOT_YET[model_type]}"
+            f"config.model_type {model_type!r} is not supported: it has {NOT_YET[model_type]}"
         )
     if model_type not in FAMILIES:
         raise UnsupportedError(
@@ -123,6 +123,6 @@ def _check_keys(family: Family, c: Reader) -> None:
         if c.maybe_integer(key) not in (None, c.integer("hidden_size")):
             c.fail(
                 key,
-                f"must be {c.key('hidden_size')}: projections beside the embedding are not supported",
+                f"must be {c.key('hidden_size')}: projections after the embedding are not supported",
                 UnsupportedError,
             )

@@ -491,7 +491,7 @@ class LatentHeads:
         c.only("head_dim", (turned,), "what is called so here is qk_rope_head_dim")
         known = replace(known, head_dim=nope + turned, rope_width=turned, windows=(None,) * known.n_layers)
         norm, bias = Norm("rms", eps=1e-6), self.bias.read(c, known)
-        q_rank = c.maybe_integer("q_lora_rank")
+        q_rank, factor = c.maybe_integer("q_lora_rank"), read_score_factor(c)
         attn = LatentAttention(
             n_heads=known.n_heads,
             nope_dim=nope,
@@ -499,7 +499,7 @@ class LatentHeads:
             v_dim=c.integer("v_head_dim"),
             kv_rank=c.integer("kv_lora_rank"),
             kv_norm=norm,
-            scale=known.head_dim**-0.5 * read_score_factor(c),
+            scale=known.head_dim**-0.5 * factor * factor,
             q_rank=q_rank,
             q_norm=norm if q_rank else None,
             rope=self.ropes.read(c, known)[0],

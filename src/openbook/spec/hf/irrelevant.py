@@ -29,7 +29,7 @@ IRRELEVANT = frozenset({
     # The tokenizer's ids and texts.
     "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "unk_token_id", "mask_token_id",
     "cls_token_id", "decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id", "prefix",
-    "tokenizer_class",
+    "tokenizer_class", "tokenizer_name",
     # Other heads than the language model's.
     "id2label", "label2id", "num_labels", "problem_type", "task_specific_params", "summary_type",
     "summary_use_proj", "summary_activation", "summary_proj_to_labels", "summary_first_dropout",

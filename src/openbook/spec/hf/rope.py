@@ -78,7 +78,7 @@ def rotary(
             types=types or SCALINGS,
         )
         objects = [c.object(key) for key in ("rope_scaling", "rope_parameters")]
-        found = [r for r in objects if r is not None] or [Reader(absent or {}, f"{c.where}.rope_scaling")]
+        found = [r for r in objects if r is not None] or [Reader(absent or {}, c.where)]
         readings = [_read_object(r, context) for r in found]
         if readings[0] != readings[-1]:
             raise SpecError(
@@ -122,7 +122,7 @@ def rotary_by_type(theta: float, local_theta: float, local_word: str | None = No
         scaling, both = c.object("rope_scaling"), c.object("rope_parameters")
         if scaling is not None and both is not None:
             raise SpecError(f"{c.where}.rope_scaling is given beside {c.where}.rope_parameters: remove one")
-        nothing = Reader({}, f"{c.where}.rope_parameters")
+        nothing = Reader({}, c.where)
         kinds = {
             FULL: _read_rope(scaling or (both and both.object(FULL)) or nothing, context),
             SLIDING: _read_rope((both and both.object(SLIDING)) or nothing, local),
@@ -201,13 +201,13 @@ def scaling_scores_too(ropes: Term[Ropes]) -> Term[Ropes]:
 
 
 def read_score_factor(c: Reader) -> float:
-    """What `scaling_scores_too` multiplies the scores by: the square of YaRN's factor."""
+    """What `scaling_scores_too` multiplies the scores by, twice."""
     for r in (c.object("rope_scaling"), c.object("rope_parameters")):
         if r is None or (r.maybe_text("rope_type") or r.maybe_text("type") or "default") == "default":
             continue
         mscale = r.maybe_number("mscale_all_dim")
         if mscale:
-            return _yarn_mscale(r.number("factor", positive=True), mscale) ** 2
+            return _yarn_mscale(r.number("factor", positive=True), mscale)
     return 1.0
 
 
