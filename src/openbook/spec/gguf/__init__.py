@@ -12,7 +12,7 @@ files hold 1 + w for the weights w of its norms (an offset of 1 in the spec).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -74,15 +74,18 @@ def to_metadata(spec: ModelSpec, model_type: str = "") -> dict[str, Any]:
 
         return write
 
-    own = OF_MODEL_TYPE.get(model_type, model_type)
-    names = sorted(ARCHITECTURES, key=lambda name: name != own)
-    try:
+    def first_of(names: Iterable[str]) -> dict[str, Any]:
         return express(spec, {name: way(ARCHITECTURES[name]) for name in names}, "GGUF architecture", _SINGLE)
+
+    own = OF_MODEL_TYPE.get(model_type, model_type)
+    try:
+        return first_of(sorted(ARCHITECTURES, key=lambda name: name != own))
     except UnsupportedError as error:
-        if own and own not in ARCHITECTURES:
-            raise UnsupportedError(
-                f"GGUF has no architecture for {show(model_type)} models: {error}"
-            ) from None
+        if own in ARCHITECTURES:
+            return first_of([own])  # which says what the model's own architecture lacks
+        if own:
+            lacking = f"GGUF has no architecture for {show(model_type)} models: {error}"
+            raise UnsupportedError(lacking) from None
         raise
 
 

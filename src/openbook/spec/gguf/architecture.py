@@ -59,7 +59,7 @@ class Mixture:
     `renormalise`, the `scale`, the `groups`, and whether there is a `correction`. `width` is the key with
     the experts' feed-forward width. `shared` says how the file gives the width of the feed-forward for
     all tokens: it is there (`count`: as many experts wide; `length`: by its key, and absent without it;
-    `one`: as wide as one expert) or not (`None`). `sum_eps` goes with a sigmoid that is renormalised.
+    `one`: as wide as one expert) or not (`None`). `sum_eps` goes with a sigmoid.
     `dense`: the layers that have no experts are the first few, or all but every n-th.
     """
 

@@ -94,7 +94,7 @@ class ExpertsReader:
             router,
             correction="exp_probs_b.bias" in shown if "correction" in stated else router.correction,
             groups=self._groups(router) if "groups" in stated else None,
-            sum_eps=router.sum_eps if router.score == "sigmoid" and router.renormalise else 0.0,
+            sum_eps=router.sum_eps if router.score == "sigmoid" else 0.0,
         )
 
     def _groups(self, router: Router) -> Groups | None:
