@@ -29,6 +29,16 @@ def test_every_step_but_the_last_is_read(name: str):
     assert set(steps) - read == {"head"}
 
 
+def test_the_nearest_recorded_steps_are_found_across_many_layers():
+    spec = VARIANTS["llama"]
+    deep = spec.replace(layers=spec.layers * 40)
+    assert list(nearest(deep, "head", ["embed"])) == ["embed"]
+    assert set(nearest(deep, "layers.9.attn_add", ["layers.8.attn.o", "layers.8.mlp.down"])) == {
+        "layers.8.attn.o",
+        "layers.8.mlp.down",
+    }
+
+
 def test_a_step_that_the_model_does_not_have_is_no_step():
     with pytest.raises(KeyError):
         inputs(VARIANTS["llama"], "layers.0.attn.q_norm")

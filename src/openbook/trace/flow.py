@@ -18,11 +18,16 @@ def inputs(spec: ModelSpec, name: str) -> tuple[str, ...]:
 
 def nearest(spec: ModelSpec, name: str, recorded: Container[str]) -> Iterator[str]:
     """What the step reads of the steps in `recorded`: in place of one that is not, what that reads."""
-    for before in inputs(spec, name):
+    waiting, seen = list(inputs(spec, name)), set()
+    while waiting:
+        before = waiting.pop()
+        if before in seen:  # many ways lead back through the residual stream
+            continue
+        seen.add(before)
         if before in recorded:
             yield before
         else:
-            yield from nearest(spec, before, recorded)
+            waiting += inputs(spec, before)
 
 
 def _all_inputs(spec: ModelSpec, name: str) -> dict[str, tuple[str, ...]]:

@@ -71,7 +71,7 @@ def _keys(piece: Trace, row: OpRow) -> Tensor:
 
 
 _NOT_SEEN = {"attn.scores": -torch.inf, "attn.masked": -torch.inf, "attn.probs": 0.0}
-"""What stands for a key that a piece did not have: no token looks at it, since it comes later or is too old."""
+"""What stands for a key that a piece did not have: it comes later or is too old, and no token looks at it."""
 
 
 def _laid_out(parts: Sequence[tuple[Trace, Tensor]], row: OpRow) -> Tensor:

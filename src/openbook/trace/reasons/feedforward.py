@@ -61,13 +61,27 @@ def explain_choice(pair: Pair) -> Reason | None:
     a, b = (side.trace.choices.get(side.name) for side in (pair.a, pair.b))
     if a is None or b is None:
         return told
-    others = int((a.sort(-1).values != b.sort(-1).values).any(-1).sum())
-    if not others:
+    others = (a.sort(-1).values != b.sort(-1).values).any(-1)
+    if not bool(others.any()):
         return told
-    where = f"{others} of {a[..., 0].numel()} tokens choose other experts"
-    return Reason(
-        f"{told.text}; {where}" if told else where, told.advice if told else "compare groups and correction"
-    )
+    where = f"{int(others.sum())} of {others.numel()} tokens choose other experts"
+    if told is not None:
+        return Reason(f"{told.text}; {where}", told.advice)
+    if _are_ties(pair, a, b, others):
+        return Reason(
+            f"{where}: near ties, which the logits' rounding decides",
+            "nothing is wrong with the router; a larger --tolerance looks past it",
+        )
+    return Reason(where, "compare groups and corrections in the two descriptions")
+
+
+def _are_ties(pair: Pair, a: Tensor, b: Tensor, others: Tensor) -> bool:
+    """Whether at every such token the two choices' logits differ by no more than those of the two sides."""
+    one, other = pair.a.read(), pair.b.read()
+    if one is None or other is None:
+        return False
+    best = other.gather(-1, b).sum(-1) - other.gather(-1, a).sum(-1)  # what b prefers its own choice by
+    return bool((best.abs() <= 2 * a.shape[-1] * (one - other).abs().amax(-1))[others].all())
 
 
 def _choices(side: Evidence, other: Evidence) -> Iterator[Candidate]:

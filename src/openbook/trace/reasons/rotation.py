@@ -132,6 +132,8 @@ def _base(frequencies: Tensor, pair: Pair) -> tuple[str, str]:
             return number(base), "none"
     divisors = [float(x) for x in (own[0] ** -exponent / frequencies)[readable]]
     low, high = min(divisors, default=1.0), max(divisors, default=1.0)
+    if max(high - 1, 1 - low) < 3e-3:  # one pair, or none that can be measured, says nothing of the base
+        return number(own[0]), "none"
     return number(own[0]), f"frequencies ÷ {number(low)}" + (
         f" to {number(high)}" if high > low * 1.01 else ""
     )
