@@ -8,7 +8,21 @@ from torch import nn
 
 from openbook.infer.cache import Cache
 from openbook.model import Decoder, init_weights
-from openbook.spec.model import Attention, Block, Head, Learned, Mlp, ModelSpec, Norm, Rope
+from openbook.spec.model import (
+    Attention,
+    Block,
+    Chunk,
+    Experts,
+    Head,
+    LatentAttention,
+    Learned,
+    Mlp,
+    ModelSpec,
+    Norm,
+    Rope,
+    Router,
+    Shared,
+)
 
 RMS, LAYER = Norm("rms"), Norm("layer", bias=True)
 
@@ -29,9 +43,26 @@ def _gpt2() -> ModelSpec:
     return ModelSpec(97, 40, 64, (block,) * 2, Head(tied=True), final_norm=LAYER, positions=Learned(64))
 
 
+def _mixture() -> ModelSpec:
+    """Latent attention, chunks and sinks, and experts."""
+    latent = LatentAttention(
+        5, nope_dim=8, rope_dim=6, v_dim=7, kv_rank=20, kv_norm=RMS, scale=14**-0.5, rope=Rope(6)
+    )
+    chunked = Attention(8, 2, 6, scale=6**-0.5, rope=Rope(6), window=Chunk(7), sinks=True)
+    router = Router("sigmoid", renormalise=True, correction=True)
+    experts = Experts(11, 3, Mlp(24, "silu", gated=True), router, Shared(Mlp(30, "silu", gated=True)))
+    layers = [Block(attn, experts, attn_norm=RMS, mlp_norm=RMS) for attn in (latent, chunked)]
+    return ModelSpec(97, 40, 64, tuple(layers), Head(tied=False), final_norm=RMS)
+
+
 # The spread of the weights: the largest logit is far above the next (so that greedy ids are no accident of
 # rounding) and the answer is no mere repetition, yet rounding errors do not grow beyond 1e-5.
-DECODERS = {"gpt2": (_gpt2(), 0.3), "llama": (_llama(), 0.2), "llama-window": (_llama(window=5), 0.2)}
+DECODERS = {
+    "gpt2": (_gpt2(), 0.3),
+    "llama": (_llama(), 0.2),
+    "llama-window": (_llama(window=5), 0.2),
+    "mixture": (_mixture(), 0.3),
+}
 
 
 def _decoder(name: str) -> Decoder:

@@ -4,11 +4,13 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from openbook.infer.cache import Cache, CacheFullError
-from variants import VARIANTS, attention, block, model, noisy_decoder, random_ids
+from openbook.spec.model import Chunk
+from strategies import specs
+from variants import VARIANTS, attention, block, latent, model, noisy_decoder, random_ids
 
 LENGTH = 23
 DECODERS = {name: noisy_decoder(spec) for name, spec in VARIANTS.items()}
@@ -59,6 +61,17 @@ def test_left_padded_rows_in_a_cache_equal_the_rows_alone(name, cuts):
         torch.testing.assert_close(together[i : i + 1, LENGTH - n :], alone, atol=1e-5, rtol=0)
 
 
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@given(spec=specs(), cuts=st.sets(st.integers(1, LENGTH - 1)))
+@torch.no_grad()
+def test_any_spec_gives_the_same_logits_with_a_cache(spec, cuts):
+    decoder = noisy_decoder(spec)
+    ids = random_ids(spec, 2, LENGTH)
+    plain = decoder(ids)
+    chunked = in_chunks(decoder, ids, cuts, poisoned(decoder, 2))
+    torch.testing.assert_close(chunked, plain, atol=1e-5 * plain.abs().max().item(), rtol=0)
+
+
 @torch.no_grad()
 def test_a_windowed_layer_keeps_a_window_of_cells():
     decoder = DECODERS["windows"]
@@ -68,10 +81,22 @@ def test_a_windowed_layer_keeps_a_window_of_cells():
     assert cache.nbytes == sum(2 * cells * kv_heads * 6 * 4 for cells, kv_heads in heads)
 
 
-@pytest.mark.parametrize("window", [1, LENGTH, LENGTH + 5])
+def test_a_chunked_layer_keeps_a_chunk_of_cells_and_a_latent_one_its_latents():
+    layers = (
+        block(attn=attention(window=Chunk(4))),
+        block(attn=latent(window=Chunk(9))),
+        block(attn=latent()),
+    )
+    cache = Cache(model(*layers), 2, 7)
+    assert [layer.k.shape for layer in cache.layers] == [(2, 2, 4, 6), (2, 1, 7, 20), (2, 1, 7, 20)]
+    assert [layer.v.shape[3] for layer in cache.layers] == [6, 0, 0]
+
+
+@pytest.mark.parametrize("window", [1, LENGTH, LENGTH + 5, Chunk(1), Chunk(LENGTH - 1), Chunk(LENGTH + 5)])
+@pytest.mark.parametrize("kind", [attention, latent])
 @torch.no_grad()
-def test_windows_of_one_and_of_everything(window):
-    decoder = noisy_decoder(model(block(attn=attention(window=window)), block(attn=attention(window=window))))
+def test_windows_of_one_and_of_everything(kind, window):
+    decoder = noisy_decoder(model(block(attn=kind(window=window)), block(attn=kind(window=window))))
     ids = random_ids(decoder.spec, 1, LENGTH)
     for cuts in (range(1, LENGTH), (5, 6, 17)):
         torch.testing.assert_close(

@@ -100,7 +100,7 @@ class ExplicitCore(nn.Module):
             scores = softcap * torch.tanh(scores / softcap)
         return scores if bias is None else scores + bias
 
-    def masked(self, scores: Float[Tensor, "B H T S"], mask: Mask) -> Float[Tensor, "B H T S"]:
+    def masked(self, scores: Float[Tensor, "#B H T S"], mask: Mask) -> Float[Tensor, "B H T S"]:
         """-∞ in place of what a query may not see."""
         if mask.causal:
             T, S = scores.shape[-2:]
