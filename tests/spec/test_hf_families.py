@@ -4,6 +4,7 @@ import json
 import math
 import warnings
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -875,7 +876,7 @@ def test_the_language_model_within_one_that_sees_is_read(model_type):
         ({"text_config": {"model_type": "llama"}}, "model_type must be 'gemma3_text'"),
         ({"text_config": {"clip_qkv": 1.0}}, "unknown keys: 'clip_qkv'"),
         ({"audio_config": {}}, "unknown keys: 'audio_config'"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
+        ({"quantization_config": {"quant_method": "gptq"}}, r"quantization_config\.quant_method is 'gptq'"),
     ],
 )
 def test_what_is_unclear_around_the_language_model_is_refused(whole, message):
@@ -1125,6 +1126,69 @@ PUBLISHED: dict[str, tuple[dict[str, Any], str]] = {
         },
         "deepseek-v2-lite",
     ),
+    "deepseek-ai/DeepSeek-V3": (
+        {
+            "architectures": ["DeepseekV3ForCausalLM"],
+            "attention_bias": False,
+            "attention_dropout": 0.0,
+            "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV3Config"},
+            "aux_loss_alpha": 0.001,
+            "bos_token_id": 0,
+            "eos_token_id": 1,
+            "ep_size": 1,
+            "first_k_dense_replace": 3,
+            "hidden_act": "silu",
+            "hidden_size": 7168,
+            "initializer_range": 0.02,
+            "intermediate_size": 18432,
+            "kv_lora_rank": 512,
+            "max_position_embeddings": 163840,
+            "model_type": "deepseek_v3",
+            "moe_intermediate_size": 2048,
+            "moe_layer_freq": 1,
+            "n_group": 8,
+            "n_routed_experts": 256,
+            "n_shared_experts": 1,
+            "norm_topk_prob": True,
+            "num_attention_heads": 128,
+            "num_experts_per_tok": 8,
+            "num_hidden_layers": 61,
+            "num_key_value_heads": 128,
+            "num_nextn_predict_layers": 1,
+            "pretraining_tp": 1,
+            "q_lora_rank": 1536,
+            "qk_nope_head_dim": 128,
+            "qk_rope_head_dim": 64,
+            "quantization_config": {
+                "activation_scheme": "dynamic",
+                "fmt": "e4m3",
+                "quant_method": "fp8",
+                "weight_block_size": [128, 128],
+            },
+            "rms_norm_eps": 1e-06,
+            "rope_scaling": {
+                "beta_fast": 32,
+                "beta_slow": 1,
+                "factor": 40,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "original_max_position_embeddings": 4096,
+                "type": "yarn",
+            },
+            "rope_theta": 10000,
+            "routed_scaling_factor": 2.5,
+            "scoring_func": "sigmoid",
+            "seq_aux": True,
+            "tie_word_embeddings": False,
+            "topk_group": 4,
+            "topk_method": "noaux_tc",
+            "torch_dtype": "bfloat16",
+            "use_cache": True,
+            "v_head_dim": 128,
+            "vocab_size": 129280,
+        },
+        "deepseek-v3",
+    ),
     "openai/gpt-oss-20b": (
         {
             "architectures": ["GptOssForCausalLM"],
@@ -1148,6 +1212,10 @@ PUBLISHED: dict[str, tuple[dict[str, Any], str]] = {
             "num_local_experts": 32,
             "output_router_logits": False,
             "pad_token_id": 199999,
+            "quantization_config": {
+                "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"],
+                "quant_method": "mxfp4",
+            },
             "rms_norm_eps": 1e-05,
             "rope_scaling": {
                 "beta_fast": 32.0,
@@ -1176,6 +1244,11 @@ def test_a_published_file_is_read_to_the_last_key(name):
 
     config, as_preset = PUBLISHED[name]
     assert from_config(config) == preset(as_preset)
+
+
+def test_the_page_about_specs_lists_every_family():
+    page = (Path(__file__).parents[2] / "docs" / "spec.md").read_text()
+    assert ", ".join(FAMILIES) in " ".join(page.replace(">", " ").split())
 
 
 def test_hostile_aliases_and_objects_are_one_error():

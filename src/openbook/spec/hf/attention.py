@@ -120,7 +120,7 @@ ROOT_OR_ONE = Term[float](
 
 QUERY_SCALAR = Term[float](
     lambda c, known: c.integer("query_pre_attn_scalar") ** -0.5,
-    lambda value, spec: {"query_pre_attn_scalar": round(value**-2) if value > 0 else 0},
+    lambda value, spec: {"query_pre_attn_scalar": round(value**-2) if value > 1e-10 else 0},
 )
 
 

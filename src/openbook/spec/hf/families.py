@@ -120,7 +120,7 @@ _HEAD_NORM = head_norm(HeadNorm("rms"))
 _WIDE_NORM = head_norm(HeadNorm("rms", over="width"))
 _LOGITS_DIVIDED = Term[float](
     lambda c, known: 1 / c.number("logits_scaling", positive=True),
-    lambda value, spec: {"logits_scaling": reciprocal(value) if value else 0.0},
+    lambda value, spec: {"logits_scaling": reciprocal(value)},
 )
 
 # --- GPT-2 and its kin --------------------------------------------------------------------------
@@ -583,8 +583,9 @@ _COHERE2 = Family(
     },
     spelling=_LAYER_EPS,
     unread={
-        "layer_switch": None, "order_of_interleaved_layers": ("local_attn_first",),
-        "position_embedding_type": ("rope_gptj",), "rotary_pct": (1, 1.0), "use_embedding_sharing": None,
+        "_sliding_window_pattern": None, "layer_switch": None,
+        "order_of_interleaved_layers": ("local_attn_first",), "position_embedding_type": ("rope_gptj",),
+        "rotary_pct": (1, 1.0), "use_embedding_sharing": None,
         "use_gated_activation": (True,), "use_parallel_block": (True,), "use_parallel_embedding": None,
         "use_qk_norm": (False,),
     },

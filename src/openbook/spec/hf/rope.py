@@ -193,7 +193,7 @@ def scaling_scores_too(ropes: Term[Ropes]) -> Term[Ropes]:
         attn, rope = spec.layers[0].attn, found[0]
         if rope is None or not isinstance(rope.scaling, YarnScaling) or not isinstance(attn, LatentAttention):
             return keys
-        growth = math.sqrt(attn.scale * math.sqrt(attn.head_dim)) - 1
+        growth = math.sqrt(max(0.0, attn.scale) * math.sqrt(attn.head_dim)) - 1
         mscale = round(growth / (0.1 * math.log(rope.scaling.factor)), 12) if rope.scaling.factor > 1 else 0.0
         return {**keys, "rope_scaling": {**keys["rope_scaling"], "mscale_all_dim": mscale}}
 
@@ -460,7 +460,7 @@ def _write_scaling(scaling: RopeScaling | None, max_positions: int) -> Keys | No
         case LongRope():
             return {
                 "rope_type": "longrope",
-                "factor": max(1.0, max_positions / scaling.original_positions),
+                "factor": max(1.0, max_positions / max(1, scaling.original_positions)),
                 "attention_factor": float(scaling.attention_factor),
                 "short_factor": list(scaling.short),
                 "long_factor": list(scaling.long),

@@ -88,8 +88,9 @@ ONE = constant(1.0)
 
 def reciprocal(value: float) -> float:
     """1 / value, with as few digits as give `value` again: what a config that divides by it said."""
-    short = float(f"{1 / value:.12g}")
-    return short if 1 / short == value else 1 / value
+    exact = 1 / value if value else 0.0
+    short = float(f"{exact:.12g}")
+    return short if short and 1 / short == value else exact
 
 
 def flat(config: Mapping[str, Any], objects: tuple[str, ...]) -> Keys:
