@@ -40,11 +40,11 @@ from openbook.spec.hf.attention import (
     root_unless,
 )
 from openbook.spec.hf.family import (
-    FALCON,
+    FALCON_ARRANGEMENT,
     LAYER,
     LAYER_WITHOUT_BIAS,
     LAYER_WITHOUT_WEIGHTS,
-    OPT,
+    OPT_ARRANGEMENT,
     OPT_FINAL_NORM,
     OPT_NORM,
     OUT,
@@ -928,7 +928,7 @@ _OPT = Family(
     spelling={"intermediate_size": "ffn_dim", "hidden_act": "activation_function"},
     same=("word_embed_proj_dim",),
     norm=OPT_NORM,
-    arrangement=OPT,
+    arrangement=OPT_ARRANGEMENT,
     attention=Heads(
         kv_heads=ONE_FOR_EACH, head_dim=QUOTIENT, qkv_bias=flag("enable_bias"), o_bias=flag("enable_bias"),
         ropes=NO_ROPES,
@@ -955,7 +955,7 @@ _FALCON = Family(
     aliases={"n_embed": "hidden_size"},
     unread={"apply_residual_connection_post_layernorm": (False,)},
     norm=LAYER,
-    arrangement=FALCON,
+    arrangement=FALCON_ARRANGEMENT,
     attention=Heads(
         kv_heads=FALCON_KV_HEADS, head_dim=QUOTIENT, qkv_bias=flag("bias"), o_bias=flag("bias"),
         alibi=FALCON_ALIBI,

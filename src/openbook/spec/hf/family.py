@@ -73,8 +73,8 @@ def _write_falcon(value: Arrangement, spec: ModelSpec) -> Keys:
     return keys | ({"num_ln_in_parallel_attn": n_norms} if n_norms else {})
 
 
-FALCON = Term(_read_falcon, _write_falcon)
-OPT = either("do_layer_norm_before", PRE, POST)
+FALCON_ARRANGEMENT = Term(_read_falcon, _write_falcon)
+OPT_ARRANGEMENT = either("do_layer_norm_before", PRE, POST)
 
 
 def _read_opt_final_norm(c: Reader, known: Known) -> bool:
