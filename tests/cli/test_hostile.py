@@ -152,7 +152,7 @@ FILES: dict[str, tuple[int, str, Callable[[Path], Path]]] = {
     "unknown key": (1, "frobnicate", lambda p: folder(p, LLAMA | {"frobnicate": 1})),
     "nan": (1, "NaN", lambda p: folder(p, json.dumps(LLAMA | {"rms_norm_eps": float("nan")}))),
     "twice": (1, "twice", lambda p: folder(p, json.dumps(LLAMA)[:-1] + ', "vocab_size": 3}')),
-    "10^12 layers": (1, "100,000", lambda p: folder(p, LLAMA | {"num_hidden_layers": 10**12})),
+    "10^12 layers": (1, "10,000", lambda p: folder(p, LLAMA | {"num_hidden_layers": 10**12})),
     "unknown type": (3, "supported are", lambda p: folder(p, LLAMA | {"model_type": "mamba"})),
     "not JSON": (1, "JSON", lambda p: folder(p, "hello")),
     # paths

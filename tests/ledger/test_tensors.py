@@ -499,8 +499,8 @@ def test_absurd_sizes_are_answered_exactly():
     huge = 10**12
     attn = Attention(huge, huge, huge, 1.0)
     layer = Block(attn, Mlp(huge, "relu", gated=False))
-    spec = ModelSpec(huge, huge, huge, (layer,) * 100_000, Head(tied=False))
-    assert ledger(spec).params.total == 2 * huge**2 + 100_000 * (4 * huge**3 + 2 * huge**2)
+    spec = ModelSpec(huge, huge, huge, (layer,) * 10_000, Head(tied=False))
+    assert ledger(spec).params.total == 2 * huge**2 + 10_000 * (4 * huge**3 + 2 * huge**2)
 
 
 def test_equal_blocks_built_apart_are_one_kind():
@@ -517,9 +517,9 @@ def test_scales_of_their_own_make_no_layer_a_kind_of_its_own():
         assert book.totals(Workload("train", new=1024)).flops > 0
 
 
-def test_a_hundred_thousand_layers_cost_no_more_than_their_kinds():
+def test_ten_thousand_layers_cost_no_more_than_their_kinds():
     narrow, wide = block(), block(mlp=Mlp(20, "relu", gated=False))
-    spec = spec_of(*(wide if i % 3 else narrow for i in range(100_000)))
+    spec = spec_of(*(wide if i % 3 else narrow for i in range(10_000)))
     book = ledger(spec)
     with bounded_work(1):
         assert book.params.total > 0

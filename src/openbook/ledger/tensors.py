@@ -179,7 +179,7 @@ which may be every layer's own (GPT-2's option), makes no difference."""
 
 def layer_kinds(spec: ModelSpec) -> LayerKinds:
     """The distinct blocks of a spec in the order of their first layers."""
-    # Most specs repeat one object: asking for identity first spares hashing it 100,000 times.
+    # Most specs repeat one object: asking for identity first spares hashing it 10,000 times.
     by_identity: dict[int, list[int]] = {}
     for layer, block in enumerate(spec.layers):
         by_identity.setdefault(id(block), []).append(layer)

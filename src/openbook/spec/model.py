@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, Literal
 
-MAX_LAYERS = 100_000
+MAX_LAYERS = 10_000
 """Far beyond any model; a config that asks for more is refused instead of being unrolled."""
 
 
