@@ -153,7 +153,8 @@ FILES: dict[str, tuple[int, str, Callable[[Path], Path]]] = {
     "nan": (1, "NaN", lambda p: folder(p, json.dumps(LLAMA | {"rms_norm_eps": float("nan")}))),
     "twice": (1, "twice", lambda p: folder(p, json.dumps(LLAMA)[:-1] + ', "vocab_size": 3}')),
     "10^12 layers": (1, "10,000", lambda p: folder(p, LLAMA | {"num_hidden_layers": 10**12})),
-    "unknown type": (3, "supported are", lambda p: folder(p, LLAMA | {"model_type": "mamba"})),
+    "unknown type": (3, "supported are", lambda p: folder(p, LLAMA | {"model_type": "frobnicate"})),
+    "no Transformer": (3, "Mamba layers", lambda p: folder(p, LLAMA | {"model_type": "mamba"})),
     "not JSON": (1, "JSON", lambda p: folder(p, "hello")),
     # paths
     "nothing": (3, "neither a config.json nor a .gguf", lambda p: p),
