@@ -1,10 +1,8 @@
-"""Files that we write, read by others: transformers, safetensors and the gguf package."""
+"""Folders that we write, read by others: transformers and safetensors."""
 
 import json
 from pathlib import Path
 
-import gguf
-import numpy as np
 import pytest
 import torch
 import transformers
@@ -15,8 +13,6 @@ from openbook.spec.hf import from_config
 from openbook.spec.model import Norm, SpecError
 from openbook.weights.load import load_decoder
 from openbook.weights.save import save_hf
-from openbook.weights.save_gguf import WRITABLE, save_gguf
-from openbook.weights.verify import verify
 
 CONFIG = {
     "model_type": "llama", "vocab_size": 131, "hidden_size": 96, "intermediate_size": 160,
@@ -104,9 +100,8 @@ def test_a_model_that_no_family_describes_is_refused(tmp_path: Path):
     spec = from_config(CONFIG)
     odd = [block.__class__(**{**vars(block), "end_norm": Norm("rms")}) for block in spec.layers]
     decoder = init_weights(Decoder(spec.replace(layers=tuple(odd))))
-    for save in (save_hf, save_gguf):
-        with pytest.raises(SpecError, match="end_norm"):
-            save(decoder, tmp_path / "m")
+    with pytest.raises(SpecError, match="end_norm"):
+        save_hf(decoder, tmp_path / "m")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -116,83 +111,4 @@ def test_numbers_beyond_fp16_are_not_written_as_infinity(tmp_path: Path):
         decoder.layers[0].mlp.down.weight[1, 2] = 7e4
     with pytest.raises(OverflowError, match=r"down_proj\.weight"):
         save_hf(decoder, tmp_path / "m", dtype="fp16")
-    with pytest.raises(OverflowError, match=r"ffn_down\.weight"):
-        save_gguf(decoder, tmp_path / "m.gguf", dtype="F16")
     assert list(tmp_path.iterdir()) == []
-
-
-# --- GGUF ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dtype", WRITABLE)
-def test_the_gguf_package_reads_the_same_numbers_as_we_do(dtype: str, decoder: Decoder, tmp_path: Path):
-    save_gguf(decoder, tmp_path / "m.gguf", dtype=dtype)
-    ours = load_decoder(tmp_path / "m.gguf", "fp32").state_dict()
-    theirs = {t.name: t for t in gguf.GGUFReader(tmp_path / "m.gguf").tensors}
-    report = verify(tmp_path / "m.gguf")
-    assert report.ok
-    assert set(theirs) == {row.name for row in report.rows}
-    for row in report.rows:
-        tensor = theirs[row.name]
-        assert tensor.tensor_type.name == (dtype if len(row.place.shape) > 1 else "F32")
-        values = gguf.dequantize(tensor.data, tensor.tensor_type).reshape(row.place.shape)
-        for name, part in row.place.load(values):
-            np.testing.assert_array_equal(part, ours[name].numpy(), err_msg=name)
-
-
-def test_rows_of_q_and_k_are_reordered_as_llama_cpp_does_it(decoder: Decoder, tmp_path: Path):
-    """The rule of llama.cpp's converter, LlamaModel.permute, on its own words."""
-
-    def permute(weights: np.ndarray, n_head: int) -> np.ndarray:
-        return (
-            weights.reshape(n_head, 2, weights.shape[0] // n_head // 2, *weights.shape[1:])
-            .swapaxes(1, 2)
-            .reshape(weights.shape)
-        )
-
-    save_gguf(decoder, tmp_path / "m.gguf", dtype="F32")
-    stored = {t.name: t.data for t in gguf.GGUFReader(tmp_path / "m.gguf").tensors}
-    attn = decoder.layers[1].attn
-    for name, module, heads in (("attn_q", attn.q, 8), ("attn_k", attn.k, 2)):
-        for suffix in ("weight", "bias"):
-            expected = permute(getattr(module, suffix).detach().numpy(), heads)
-            np.testing.assert_array_equal(stored[f"blk.1.{name}.{suffix}"], expected)
-
-
-def test_a_row_that_is_no_whole_number_of_blocks_stays_fp32(tmp_path: Path):
-    decoder = init_weights(Decoder(from_config({**CONFIG, "intermediate_size": 80})))
-    save_gguf(decoder, tmp_path / "m.gguf", dtype="Q4_0")
-    types = {t.name: t.tensor_type.name for t in gguf.GGUFReader(tmp_path / "m.gguf").tensors}
-    assert types["blk.0.ffn_down.weight"] == "F32"
-    assert types["blk.0.ffn_up.weight"] == "Q4_0"
-    assert verify(tmp_path / "m.gguf").ok
-
-
-def test_metadata_of_the_caller_is_kept(decoder: Decoder, tmp_path: Path):
-    tokens = [f"<{i}>" for i in range(131)]
-    save_gguf(decoder, tmp_path / "m.gguf", metadata={"tokenizer.ggml.tokens": tokens})
-    field = gguf.GGUFReader(tmp_path / "m.gguf").fields["tokenizer.ggml.tokens"]
-    assert field.contents() == tokens
-
-
-def test_an_unknown_type_is_refused_before_a_file_is_made(decoder: Decoder, tmp_path: Path):
-    with pytest.raises(ValueError, match="Q8_0"):
-        save_gguf(decoder, tmp_path / "m.gguf", dtype="Q3_K")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_llama3_scaling_travels_as_rope_freqs(tmp_path: Path):
-    rope = {
-        "rope_type": "llama3", "rope_theta": 500_000.0, "factor": 8.0, "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
-    }  # fmt: skip
-    config = {**CONFIG, "head_dim": 128, "max_position_embeddings": 131_072, "rope_parameters": rope}
-    decoder = init_weights(Decoder(from_config(config)))
-    save_gguf(decoder, tmp_path / "m.gguf")
-    stored = {t.name: t.data for t in gguf.GGUFReader(tmp_path / "m.gguf").tensors}["rope_freqs.weight"]
-    assert stored.shape == (64,)
-    assert stored[:29].tolist() == [1.0] * 29
-    assert stored[35:].tolist() == [8.0] * 29
-    np.testing.assert_allclose(stored[[29, 34]], [1.207484, 5.257327], rtol=1e-6)
-    again = load_decoder(tmp_path / "m.gguf")
-    assert again.spec.layers == decoder.spec.layers

@@ -71,7 +71,7 @@ def load_decoder(
     if misfits := [row for row in rows if not row.ok]:
         raise MisfitError(tensors.path, misfits)
     found = [(row.place, row.stored) for row in rows if row.place and row.stored]
-    spec, found = _settle_head(source.spec, found, tensors)
+    spec, found = settle_head(source.spec, found, tensors)
     device, dtype = torch.device(device), choose_dtype(dtype, source, found, quantised)
     if not force:
         check_fit(f"this model in {_short(dtype)}", _bytes_to_allocate(found, dtype, device), str(device))
@@ -103,7 +103,7 @@ Found = tuple[Place, Stored]
 """A tensor of the file and the parameters it holds."""
 
 
-def _settle_head(spec: ModelSpec, found: list[Found], tensors: Tensors) -> tuple[ModelSpec, list[Found]]:
+def settle_head(spec: ModelSpec, found: list[Found], tensors: Tensors) -> tuple[ModelSpec, list[Found]]:
     """A tied head that the file stores all the same is the embedding again, or a matrix of its own."""
     name_of = {name: stored.name for place, stored in found for name in place.parameters}
     if not spec.head.tied or "head.weight" not in name_of:

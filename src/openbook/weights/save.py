@@ -6,29 +6,41 @@ import json
 import math
 import secrets
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
 from openbook.ledger import ledger
-from openbook.model import Decoder
 from openbook.spec.hf import to_config
 from openbook.spec.model import ModelSpec
 from openbook.weights.dialects import HF, Dialect, Place, places
 from openbook.weights.tensors import is_finite, kept_dtype, torch_dtype
 
+Progress = Callable[[str, int, int], None]
+"""Called as progress(stage, done, total), in bytes of the new files."""
+
+
+class Parameters(Protocol):
+    """A decoder, or what has the parameters of one."""
+
+    @property
+    def spec(self) -> ModelSpec: ...
+
+    def get_parameter(self, name: str, /) -> Tensor: ...
+
 
 def save_hf(
-    decoder: Decoder,
+    decoder: Parameters,
     folder: str | Path,
     dtype: torch.dtype | str | None = None,
     shard_bytes: int = 5_000_000_000,
     config: Mapping[str, Any] | None = None,
     extra_files: Iterable[str | Path] = (),
+    progress: Progress | None = None,
 ) -> None:
     """Writes config.json and model.safetensors (or shards and an index), as transformers loads them.
 
@@ -42,14 +54,14 @@ def save_hf(
     if folder.exists() and any(folder.iterdir()):
         raise FileExistsError(f"{folder} is not empty: choose another folder, or remove it first")
     about = to_config(decoder.spec)
-    dtype = torch_dtype(dtype) if dtype is not None else decoder.embed.weight.dtype
+    dtype = torch_dtype(dtype) if dtype is not None else decoder.get_parameter("embed.weight").dtype
     about["torch_dtype"] = str(dtype).removeprefix("torch.")
 
     folder.parent.mkdir(parents=True, exist_ok=True)
     part = folder.with_name(f"{folder.name}.{secrets.token_hex(4)}.part")
     part.mkdir()
     try:
-        _write_shards(decoder, HF[about["model_type"]], dtype, shard_bytes, part)
+        _write_shards(decoder, HF[about["model_type"]], dtype, shard_bytes, part, progress)
         for file in extra_files:
             shutil.copy(file, part)
         _write_json(part / "config.json", {**about, **(config or {})})
@@ -59,18 +71,26 @@ def save_hf(
 
 
 def _write_shards(
-    decoder: Decoder, dialect: Dialect, dtype: torch.dtype, shard_bytes: int, folder: Path
+    decoder: Parameters,
+    dialect: Dialect,
+    dtype: torch.dtype,
+    shard_bytes: int,
+    folder: Path,
+    progress: Progress | None,
 ) -> None:
     shards = _split(stored_places(decoder.spec, dialect), dtype, shard_bytes)
+    total, done = sum(_nbytes(place, dtype) for shard in shards for place in shard), 0
     shard_of: dict[str, str] = {}
     for i, shard in enumerate(shards, start=1):
         name = "model.safetensors" if len(shards) == 1 else f"model-{i:05}-of-{len(shards):05}.safetensors"
         tensors = {place.stored: stored_tensor(place, decoder, _dtype_of(place, dtype)) for place in shard}
         save_file(tensors, folder / name, metadata={"format": "pt"})
         shard_of |= dict.fromkeys(tensors, name)
+        done += sum(_nbytes(place, dtype) for place in shard)
+        if progress:
+            progress("writing", done, total)
     if len(shards) > 1:
-        size = sum(_nbytes(place, dtype) for shard in shards for place in shard)
-        index = {"metadata": {"total_size": size}, "weight_map": shard_of}
+        index = {"metadata": {"total_size": total}, "weight_map": shard_of}
         _write_json(folder / "model.safetensors.index.json", index)
 
 
@@ -109,7 +129,7 @@ def stored_places(spec: ModelSpec, dialect: Dialect) -> list[Place]:
 
 
 @torch.no_grad()
-def stored_tensor(place: Place, decoder: Decoder, dtype: torch.dtype) -> Tensor:
+def stored_tensor(place: Place, decoder: Parameters, dtype: torch.dtype) -> Tensor:
     """The container's tensor, in its arrangement and on the CPU."""
     parts = [place.part_of(decoder.get_parameter(name).detach()) for name in place.parameters]
     joined = torch.cat(parts, dim=place.axis) if len(parts) > 1 else parts[0]

@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from openbook.files.gguf import FORMATS, write_gguf
-from openbook.model import Decoder
+from openbook.files.gguf import FORMATS, tensor_nbytes, write_gguf
 from openbook.spec.gguf import rope_tensors, to_metadata
 from openbook.weights.dialects import GGUF, Dialect, Place
 from openbook.weights.quant import quantize
-from openbook.weights.save import stored_places, stored_tensor
+from openbook.weights.save import Parameters, Progress, stored_places, stored_tensor
 from openbook.weights.tensors import PLAIN, torch_dtype
 
 FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "BF16": 32}
@@ -22,12 +21,9 @@ FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "BF16": 32}
 
 WRITABLE = tuple(FILE_TYPES)
 
-Progress = Callable[[str, int, int], None]
-"""Called as progress(stage, done, total), in bytes of the file."""
-
 
 def save_gguf(
-    decoder: Decoder,
+    decoder: Parameters,
     path: str | Path,
     dtype: str = "F16",
     metadata: Mapping[str, Any] | None = None,
@@ -65,7 +61,7 @@ _PRECISE = (".router.weight", ".router.bias", ".experts.gate.bias", ".experts.up
 """Matrices that llama.cpp wants in F32: what routes, and a bias for each expert."""
 
 
-def _tensors(decoder: Decoder, dialect: Dialect, dtype: str) -> Iterator[GgufTensor]:
+def _tensors(decoder: Parameters, dialect: Dialect, dtype: str) -> Iterator[GgufTensor]:
     for name, numbers in rope_tensors(decoder.spec).items():
         yield name, (len(numbers),), "F32", partial(np.array, numbers, "<f4")
     for place in stored_places(decoder.spec, dialect):
@@ -73,24 +69,22 @@ def _tensors(decoder: Decoder, dialect: Dialect, dtype: str) -> Iterator[GgufTen
         yield place.stored, place.shape, kept, partial(_encoded, place, decoder, kept)
 
 
-def _encoded(place: Place, decoder: Decoder, dtype: str) -> np.ndarray:
+def _encoded(place: Place, decoder: Parameters, dtype: str) -> np.ndarray:
     """The bytes of one tensor in a GGUF type."""
     return quantize(stored_tensor(place, decoder, torch_dtype(PLAIN.get(dtype, "float32"))), dtype)
 
 
 def _told(tensors: list[GgufTensor], progress: Progress | None) -> Iterator[GgufTensor]:
     """The same tensors, telling of each when its bytes have been made."""
-    if progress is None:
-        yield from tensors
-        return
-    total, done = len(tensors), 0
+    total, done = sum(tensor_nbytes(shape, kept) for _, shape, kept, _ in tensors), 0
 
-    def telling(make: Callable[[], Any]) -> Any:
+    def telling(make: Callable[[], Any], nbytes: int) -> Any:
         nonlocal done
         made = make()
-        done += 1
-        progress("writing", done, total)
+        done += nbytes
+        if progress:
+            progress("writing", done, total)
         return made
 
     for name, shape, kept, make in tensors:
-        yield name, shape, kept, partial(telling, make)
+        yield name, shape, kept, partial(telling, make, tensor_nbytes(shape, kept))
