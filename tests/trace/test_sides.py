@@ -7,8 +7,9 @@ import torch
 
 from checkpoints import changed
 from openbook.trace import diff, record
+from openbook.trace.diff import tolerance_for
 from openbook.trace.schema import Trace
-from openbook.trace.sides import Side, compare, layer_groups, ours, theirs
+from openbook.trace.sides import Side, compare, layer_groups, ours, theirs, tolerance_of, weights_apart
 from variants import VARIANTS, noisy_decoder, random_ids
 
 TINY_BUDGET = 1
@@ -77,6 +78,34 @@ def test_the_dtype_of_a_side_is_that_of_its_matrices(checkpoint):
     made = checkpoint("llama")
     assert ours(noisy_decoder(VARIANTS["llama"], torch.bfloat16)).dtype == "bf16"
     assert theirs(made.theirs, made.ours.spec).dtype == "fp32"
+
+
+def test_weights_of_two_types_may_differ_as_far_as_they_do_and_no_further(checkpoint):
+    made = checkpoint("llama")
+    rounded = changed(
+        made.ours, weights=lambda values: values.update({n: w.bfloat16() for n, w in values.items()})
+    )
+    fp32, bf16 = ours(made.ours, stored="fp32"), ours(rounded, stored="bf16")
+    assert weights_apart(bf16, fp32) == pytest.approx(1.6e-3, rel=0.2)
+    assert tolerance_of(bf16, fp32) == 8 * weights_apart(bf16, fp32)
+    assert compare(bf16, fp32, made.ids).ok
+    assert not compare(bf16, replace(fp32, stored="bf16"), made.ids).ok  # as if both files were bf16
+    assert tolerance_of(ours(made.ours, stored="bf16"), fp32) == tolerance_for("fp32")  # the same numbers
+
+
+def test_wrong_weights_do_not_raise_what_is_allowed(checkpoint):
+    made = checkpoint("llama")
+    wrong = changed(
+        made.ours,
+        weights=lambda values: values.update(
+            {n: -w for n, w in values.items() if n.endswith("attn.q.weight")}
+        ),
+    )
+    a = ours(wrong, stored="bf16")
+    b = theirs(made.theirs, made.ours.spec, stored="fp32")
+    assert tolerance_of(a, b) == tolerance_for("fp32")
+    everything = changed(made.ours, weights=lambda values: values.update({n: -w for n, w in values.items()}))
+    assert tolerance_of(ours(everything, stored="bf16"), b) == tolerance_for("bf16")
 
 
 @pytest.mark.parametrize("way", ["plain", "cached", "padded"])

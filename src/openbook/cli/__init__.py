@@ -11,7 +11,20 @@ from typing import Annotated
 import typer
 
 import openbook
-from openbook.cli import bench, chat, data, demo, errors, generate, ledger, models, show, tokenize, verify
+from openbook.cli import (
+    bench,
+    chat,
+    data,
+    demo,
+    diff,
+    errors,
+    generate,
+    ledger,
+    models,
+    show,
+    tokenize,
+    verify,
+)
 
 _LOOK, _RUN = "Open the books", "Run the model"
 
@@ -50,6 +63,7 @@ app.command("show", rich_help_panel=_LOOK)(show.run)
 app.command("ledger", rich_help_panel=_LOOK)(ledger.run)
 app.command("verify", rich_help_panel=_LOOK)(verify.run)
 app.command("tokenize", rich_help_panel=_LOOK)(tokenize.run)
+app.command("diff", rich_help_panel=_RUN)(diff.run)
 app.add_typer(models.app, name="models", rich_help_panel="Models")
 app.add_typer(data.app, name="data", rich_help_panel="Train")
 

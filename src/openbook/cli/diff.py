@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -37,7 +37,7 @@ SideA = Annotated[
 ]
 SideB = Annotated[
     str | None,
-    typer.Argument(metavar="[B]", help="The same; the reference.", show_default="hf:A for a folder"),
+    typer.Argument(metavar="B", help="The same; the reference.", show_default="hf:A for a folder"),
 ]
 
 
@@ -65,9 +65,10 @@ def run(
 ) -> None:
     """Runs both sides on the same tokens; names the first step that differs, by how much, and why.
 
-    A side is a model as every verb takes it, run by us in fp32; MODEL@bf16 computes in another dtype,
-    cached:MODEL goes through a KV cache token by token, padded:MODEL stands in a batch beside padding,
-    and hf:FOLDER is run by transformers. Exit code 1 if a step differs.
+    A side is MODEL (ours, in fp32), MODEL@bf16 (in another dtype),
+    cached:MODEL (through a KV cache, token by token),
+    padded:MODEL (in a batch, beside padding) or hf:FOLDER (transformers).
+    Exit code 1 if a step differs.
     """
     sides = _asked(a, b, cached, padded, dtype)
     sources = [_source(side) for side in sides]
@@ -75,11 +76,11 @@ def run(
     import torch
 
     from openbook.cli.differences import print_report
-    from openbook.trace.sides import compare
+    from openbook.trace.sides import compare, tolerance_of
 
     one, other = _load(sides, sources, force)
     if tolerance is None:
-        tolerance = _tolerance(one, other, sources)
+        tolerance = tolerance_of(one, other)
     report = compare(one, other, torch.tensor([tokens]), tolerance)
     if json:
         terminal.write_json("diff", _plain(report, sides, tokens, tolerance))
@@ -99,7 +100,7 @@ class Asked:
     """A side as it was named."""
 
     model: str
-    way: str = "plain"
+    way: Literal["plain", "cached", "padded", "hf"] = "plain"
     dtype: str = "fp32"
 
     @property
@@ -227,12 +228,12 @@ def _load(sides: tuple[Asked, Asked], sources: list[Source], force: bool) -> tup
 
     def load(side: Asked, source: Source) -> Side:
         if side.way == "hf":
-            return theirs(_transformers(source, side.dtype, force), source.spec)
+            return theirs(_transformers(source, side.dtype, force), source.spec, _stored_dtype(source))
         key = (str(source.weights), side.dtype)
         if key not in decoders:
             with terminal.Progress() as progress:
                 decoders[key] = load_decoder(source, torch_dtype(side.dtype), force=force, progress=progress)
-        return ours(decoders[key], side.way)  # type: ignore[arg-type]
+        return ours(decoders[key], side.way, _stored_dtype(source))
 
     one, other = (load(side, source) for side, source in zip(sides, sources, strict=True))
     return one, other
@@ -249,15 +250,6 @@ def _transformers(source: Source, dtype: str, force: bool) -> Any:
     with terminal.Status() as status:
         status("loading with transformers")
         return load_transformers(source.weights, torch_dtype(dtype))
-
-
-def _tolerance(one: Side, other: Side, sources: list[Source]) -> float:
-    """That of the coarser of the two dtypes; of two files, of what they are stored in as well."""
-    from openbook.trace.diff import tolerance_for
-
-    stored = {source.weights: _stored_dtype(source) for source in sources}
-    different = set(stored.values()) if len(set(stored.values())) > 1 else set()
-    return tolerance_for(one.dtype, other.dtype, *different)
 
 
 def _stored_dtype(source: Source) -> str:

@@ -18,14 +18,14 @@ from openbook.trace.flow import nearest
 from openbook.trace.reasons import Reason, explain
 from openbook.trace.schema import Trace, local_name
 
-TOLERANCES = {"fp64": 1e-5, "fp32": 1e-5, "fp16": 5e-3, "bf16": 1e-1, "q8_0": 5e-2}
+TOLERANCES = {"fp64": 2e-5, "fp32": 2e-5, "fp16": 5e-3, "bf16": 1e-1, "q8_0": 5e-2}
 """What rounding may do to a token's vector in the first layer, by the coarser type of the two sides.
 
-Measured against fp32 on SmolLM2-135M, whose 30 layers allow 5.5 times as much in the end: transformers in
-fp32 3e-6, ours in fp16 8e-3 and in bf16 9e-2, transformers in bf16 (the residual stream too) 2e-1, Q8_0 9e-2.
+Measured on SmolLM2-135M against fp32, where the last of 30 layers allows 5.5 times as much: transformers in
+fp32 3e-6, ours in fp16 8e-3 and in bf16 9e-2, transformers in bf16 (its residual stream too) 2e-1.
 """
 
-COARSE = 4e-1
+COARSE = 6e-1
 """The same for weights of fewer than eight bits."""
 
 

@@ -28,20 +28,30 @@ from openbook.weights.dialects import HF, Dialect, Place, places
 
 def load_transformers(folder: Path, dtype: torch.dtype = torch.float32) -> nn.Module:
     """transformers' own model of a folder: eager attention, safetensors only, no code of the folder's, no
-    network. Raises `ImportError` without transformers."""
+    network. Raises `UnsupportedError` if transformers cannot load it, `ImportError` if it is not there."""
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()
-    return AutoModelForCausalLM.from_pretrained(
-        folder,
-        dtype=dtype,
-        attn_implementation="eager",
-        use_safetensors=True,
-        local_files_only=True,
-        trust_remote_code=False,
-    ).eval()
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=dtype,
+            attn_implementation="eager",
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+        )
+    except (ValueError, KeyError, OSError, RuntimeError, AttributeError, TypeError) as error:
+        raise UnsupportedError(f"transformers cannot load {folder}: {error}") from error
+    return model.eval()
+
+
+def parameters_of(model: Any, spec: ModelSpec) -> dict[str, Tensor]:
+    """The weights that transformers keeps as they were stored, under our names and in our arrangement: all
+    but those of experts, which it puts together."""
+    return _Modules.of(model, spec).parameters
 
 
 @torch.no_grad()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,7 +13,7 @@ from openbook.model import Decoder
 from openbook.spec.model import ModelSpec
 from openbook.trace.diff import Report, diff, tolerance_for
 from openbook.trace.flow import last_of_layer
-from openbook.trace.hf import record_transformers
+from openbook.trace.hf import parameters_of, record_transformers
 from openbook.trace.record import Only, op_rows, record
 from openbook.trace.runs import record_cached, record_padded
 from openbook.trace.schema import Trace, dtype_of
@@ -24,16 +24,22 @@ BUDGET = 2**30
 """Bytes of steps that the two sides together hold at once, unless a single layer's are more."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Side:
-    """One way to run ids [1, T]: `record(ids, only)`. `dtype` is that of the matrices."""
+    """One way to run ids [1, T]: `record(ids, only)`.
+
+    `dtype` is that of the matrices while they compute, `stored` the one they have in their file, and
+    `parameters` what they are, under our names.
+    """
 
     spec: ModelSpec
     dtype: str
+    stored: str
+    parameters: Mapping[str, Tensor]
     record: Callable[[Tensor, Only | None], Trace]
 
 
-def ours(decoder: Decoder, way: Way = "plain") -> Side:
+def ours(decoder: Decoder, way: Way = "plain", stored: str | None = None) -> Side:
     """Our own model: at once, in pieces through a cache, or in a batch beside padding."""
 
     def run(ids: Tensor, only: Only | None) -> Trace:
@@ -45,23 +51,28 @@ def ours(decoder: Decoder, way: Way = "plain") -> Side:
             case "padded":
                 return record_padded(decoder, ids, only)
 
-    return Side(decoder.spec, dtype_of(decoder.embed.weight), run)
+    dtype = dtype_of(decoder.embed.weight)
+    return Side(decoder.spec, dtype, stored or dtype, dict(decoder.named_parameters()), run)
 
 
-def theirs(model: Any, spec: ModelSpec) -> Side:
+def theirs(model: Any, spec: ModelSpec, stored: str | None = None) -> Side:
     """transformers' model, at once. `spec` is our reading of the same configuration."""
+
+    def run(ids: Tensor, only: Only | None) -> Trace:
+        return record_transformers(model, spec, ids, only)
+
     dtype = dtype_of(model.get_input_embeddings().weight)
-    return Side(spec, dtype, lambda ids, only: record_transformers(model, spec, ids, only))
+    return Side(spec, dtype, stored or dtype, parameters_of(model, spec), run)
 
 
 def compare(a: Side, b: Side, ids: Tensor, tolerance: float | None = None, budget: int = BUDGET) -> Report:
     """`diff` of the two sides, some layers at a time if all of them would take more than `budget` bytes.
 
     Each group of layers is one run of both sides. A group with a difference is the last one; the logits
-    are compared in any case.
+    are compared in any case. `tolerance` defaults to `tolerance_of` the sides.
     """
     if tolerance is None:
-        tolerance = tolerance_for(a.dtype, b.dtype)
+        tolerance = tolerance_of(a, b)
 
     def compared(only: Only) -> Report:
         return diff(a.record(ids, only), b.record(ids, only), tolerance)
@@ -77,6 +88,36 @@ def compare(a: Side, b: Side, ids: Tensor, tolerance: float | None = None, budge
             report = Report([*report.rows, *logits.rows], report.reasons, report.missing, report.unseen)
         break
     return report
+
+
+def tolerance_of(a: Side, b: Side) -> float:
+    """What rounding may do in the first layer: that of the two dtypes, or of weights that are stored in two
+    types, as far as they really differ.
+
+    Eight times their relative difference is allowed. Measured on SmolLM2-135M: weights in bf16, Q8_0 and
+    Q4_0 are 1.3e-3, 5.6e-3 and 8.7e-2 from their own, and move the steps, each over the root of its depth, by
+    at most 3.8, 5.0 and 4.7 times that.
+    """
+    computing = tolerance_for(a.dtype, b.dtype)
+    if a.stored == b.stored:
+        return computing
+    return max(computing, min(8 * weights_apart(a, b), tolerance_for(a.stored, b.stored)))
+
+
+def weights_apart(a: Side, b: Side, sample: int = 32) -> float:
+    """The median relative difference of the two sides' matrices, of `sample` of them: a wrong one, or a
+    family of wrong ones, does not move it."""
+    matrices = [name for name, x in a.parameters.items() if x.ndim == 2 and name in b.parameters]
+    matrices = [name for name in matrices if a.parameters[name].shape == b.parameters[name].shape]
+    gaps = sorted(
+        _apart(a.parameters[name], b.parameters[name]) for name in matrices[:: len(matrices) // sample + 1]
+    )
+    return gaps[len(gaps) // 2] if gaps else 0.0
+
+
+def _apart(x: Tensor, y: Tensor) -> float:
+    x, y = x.detach().float(), y.detach().float()
+    return float((x - y).norm() / y.norm().clamp(min=1e-30))
 
 
 def layer_groups(spec: ModelSpec, tokens: int, budget: int) -> Iterator[range]:
