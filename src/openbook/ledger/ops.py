@@ -171,6 +171,11 @@ def visible_pairs(new: int, past: int, window: Window) -> int:
     return growing * past + growing * (growing + 1) // 2 + (new - growing) * window
 
 
+def packed_pairs(lengths: Iterable[int], window: Window) -> int:
+    """The same for a row of packed documents of these lengths: no token sees another document."""
+    return sum(visible_pairs(length, 0, window) for length in lengths)
+
+
 def _pairs_in_chunks(tokens: int, size: int) -> int:
     """Pairs of a whole sequence: a triangle for every full chunk, and one for the rest."""
     chunks, rest = divmod(tokens, size)

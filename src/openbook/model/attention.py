@@ -45,10 +45,13 @@ class LayerCache(Protocol):
 
 
 def visible(
-    queries: Int[Tensor, "B T"], keys: Int[Tensor, "B S"], window: int | Chunk | None
+    queries: Int[Tensor, "B T"],
+    keys: Int[Tensor, "B S"],
+    window: int | Chunk | None,
+    documents: Int[Tensor, "B T"] | None = None,
 ) -> Bool[Tensor, "B 1 T S"]:
     """True where the query at position p may see the key at position s: s ≤ p, and p - s < window, or
-    both in one chunk.
+    both in one chunk; and both in one document, if there are several (keys and queries are then the same).
 
     Padding has negative positions: no query sees it, except padding itself, whose softmax would
     otherwise have nothing to sum over.
@@ -59,6 +62,8 @@ def visible(
         seen &= q // window.size == k // window.size
     elif window is not None:
         seen &= q - k < window
+    if documents is not None:
+        seen &= documents[:, :, None] == documents[:, None, :]
     return seen[:, None]
 
 

@@ -121,14 +121,18 @@ class Decoder(nn.Module):
         positions: Int[Tensor, "B T"] | None = None,
         cache: Cache | None = None,
         last_only: bool = False,
+        documents: Int[Tensor, "B T"] | None = None,
     ) -> Float[Tensor, "B rows V"]:
         """Logits of the token after each of `ids` (rows = T), in the model's dtype.
 
         `positions` defaults to the places after what the cache holds; a negative position marks
         padding: nothing attends to it and its own logits mean nothing, but are finite. With
         `last_only` the head sees the last token alone, and the result is [B, 1, V].
+
+        Rows may hold several documents, as training packs them: tokens see only those of the same number
+        in `documents`. `positions` then count from each document's first token; there is no cache.
         """
-        x = self.hidden(ids, positions, cache)
+        x = self.hidden(ids, positions, cache, documents)
         return self.head(x[:, -1:] if last_only else x)
 
     def hidden(
@@ -136,11 +140,14 @@ class Decoder(nn.Module):
         ids: Int[Tensor, "B T"],
         positions: Int[Tensor, "B T"] | None = None,
         cache: Cache | None = None,
+        documents: Int[Tensor, "B T"] | None = None,
     ) -> Float[Tensor, "B T D"]:
         """What the head reads: the residual stream after the last layer and the final norm, fp32.
 
         The stream is fp32 whatever the weights are: in bf16 every layer's addition would round it.
         """
+        if documents is not None and (cache is not None or positions is None):
+            raise ValueError("packed documents need positions that begin anew with each, and take no cache")
         padded = positions is not None or (cache is not None and cache.padded)
         past = cache.length if cache is not None else 0
         if positions is None:
@@ -149,13 +156,18 @@ class Decoder(nn.Module):
         if self.positions is not None:
             x = x + self.positions(positions)
         x = self.embed_norm(x)
-        places = self._places(positions, padded, past, cache)
+        places = self._places(positions, padded, past, cache, documents)
         for i, layer in enumerate(self.layers):
             x = layer(x, places[self._place_of[i]], cache.layers[i] if cache is not None else None)
         return self.final_norm(x)
 
     def _places(
-        self, positions: Int[Tensor, "B T"], padded: bool, past: int, cache: Cache | None
+        self,
+        positions: Int[Tensor, "B T"],
+        padded: bool,
+        past: int,
+        cache: Cache | None,
+        documents: Int[Tensor, "B T"] | None,
     ) -> list[Place]:
         """Mask, rotation and temperature for each of the needs. The cache makes room for the tokens."""
         needs, end = self._needs, past + positions.shape[1]
@@ -165,7 +177,7 @@ class Decoder(nn.Module):
             capacity, keys = cache.capacity, cache.extend(positions, padded)
         rotations = {rope: rotation(rope, positions, capacity) for rope in {n.rope for n in needs} if rope}
         masks = {
-            (window, alibi): _mask(positions, keys[window], window, alibi, padded, end)
+            (window, alibi): _mask(positions, keys[window], window, alibi, padded, end, documents)
             for window, alibi in {(n.window, n.alibi) for n in needs}
         }
         temperatures = {t: temperature(t, positions) for t in {n.temperature for n in needs} if t}
@@ -186,14 +198,15 @@ def _mask(
     alibi: Alibi | None,
     padded: bool,
     end: int,
+    documents: Int[Tensor, "B T"] | None,
 ) -> Mask:
     """The cheapest mask that says it: none where one token sees everything, the triangle, or a table.
 
     `end` is how many tokens there are with the new ones: a first chunk is seen whole.
     """
     if alibi is not None:
-        return Mask(visible(queries, keys, window), bias=linear_biases(alibi, queries, keys))
+        return Mask(visible(queries, keys, window, documents), bias=linear_biases(alibi, queries, keys))
     whole = end <= window.size if isinstance(window, Chunk) else window is None or keys.shape[1] <= window
     if whole and not padded:
         return Mask(causal=queries.shape[1] > 1)
-    return Mask(visible(queries, keys, window))
+    return Mask(visible(queries, keys, window, documents))
