@@ -14,6 +14,7 @@ import openbook
 from openbook.cli import (
     bench,
     chat,
+    convert,
     data,
     demo,
     diff,
@@ -65,6 +66,7 @@ app.command("verify", rich_help_panel=_LOOK)(verify.run)
 app.command("tokenize", rich_help_panel=_LOOK)(tokenize.run)
 app.command("diff", rich_help_panel=_RUN)(diff.run)
 app.add_typer(models.app, name="models", rich_help_panel="Models")
+app.command("convert", rich_help_panel="Models")(convert.run)
 app.add_typer(data.app, name="data", rich_help_panel="Train")
 
 

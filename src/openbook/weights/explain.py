@@ -58,13 +58,8 @@ def explain(source: Source, target: Format) -> list[Step]:
 def target_dialect(source: Source, target: Format) -> Dialect:
     """How the target will name the tensors."""
     if target == "hf":
-        return HF[to_config(source.spec)["model_type"]]
-    return GGUF[to_metadata(source.spec, model_type_of(source))["general.architecture"]]
-
-
-def model_type_of(source: Source) -> str:
-    """Hugging Face's word for the model, where the source has one."""
-    return source.family if source.kind == "safetensors" else ""
+        return HF[to_config(source.spec, source.family)["model_type"]]
+    return GGUF[to_metadata(source.spec, source.family)["general.architecture"]]
 
 
 def _by_parameter(found: Iterable[Place]) -> dict[str, list[Place]]:

@@ -159,7 +159,8 @@ def _read_all(
     """Every parameter by name. Tensors are read side by side, since decoding one keeps one core busy."""
     total, done = sum(stored.nbytes for _, stored in found), 0
     in_parts = {name for place, _ in found if place.index is not None for name in place.parameters}
-    parameters = {name: torch.empty(shapes[name], dtype=dtype, device=device) for name in in_parts}
+    with torch.inference_mode(False):  # which threads do not inherit
+        parameters = {name: torch.empty(shapes[name], dtype=dtype, device=device) for name in in_parts}
 
     def read(item: Found) -> tuple[dict[str, Tensor], Fault | None]:
         kept = kept_dtype(item[0].parameters[0], dtype)

@@ -40,12 +40,14 @@ def save_hf(
     shard_bytes: int = 5_000_000_000,
     config: Mapping[str, Any] | None = None,
     extra_files: Iterable[str | Path] = (),
+    model_type: str = "",
     progress: Progress | None = None,
 ) -> None:
     """Writes config.json and model.safetensors (or shards and an index), as transformers loads them.
 
     `dtype` None keeps the model's own. `config` adds keys to those that the spec gives, such as token
-    ids; `extra_files`, such as a tokenizer's, are copied beside them.
+    ids; `extra_files`, such as a tokenizer's, are copied beside them. `model_type` chooses among families
+    that can express the model. Calls `progress("writing", bytes_done, bytes_in_all)`.
 
     Raises `UnsupportedError` for a model that no Hugging Face family describes, `FileExistsError` for a
     folder that already holds something, `OverflowError` for a number beyond the range of `dtype`.
@@ -53,7 +55,7 @@ def save_hf(
     folder = Path(folder)
     if folder.exists() and any(folder.iterdir()):
         raise FileExistsError(f"{folder} is not empty: choose another folder, or remove it first")
-    about = to_config(decoder.spec)
+    about = to_config(decoder.spec, model_type)
     dtype = torch_dtype(dtype) if dtype is not None else decoder.get_parameter("embed.weight").dtype
     about["torch_dtype"] = str(dtype).removeprefix("torch.")
 

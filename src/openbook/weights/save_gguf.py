@@ -35,6 +35,7 @@ def save_gguf(
     Norms and biases stay F32, as in llama.cpp's own files, and so do a router and a matrix whose rows
     are no whole number of blocks. `metadata` adds keys to those that the spec gives, such as a
     tokenizer's. `model_type`, Hugging Face's, chooses among architectures that can hold the model.
+    Calls `progress("writing", bytes_done, bytes_in_all)`.
     Raises `UnsupportedError` for a model that the format cannot describe, `ValueError` for an unknown type
     and `OverflowError` for numbers beyond the range of `dtype`.
     """

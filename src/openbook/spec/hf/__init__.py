@@ -45,10 +45,11 @@ def from_config(config: Mapping[str, Any]) -> ModelSpec:
     return spec
 
 
-def to_config(spec: ModelSpec) -> Keys:
-    """A config.json from which transformers builds the same model, under the first family that can.
+def to_config(spec: ModelSpec, model_type: str = "") -> Keys:
+    """A config.json from which transformers builds the same model.
 
-    It holds what shapes the model; dtype and token ids are the caller's to add. Raises
+    Its family is `model_type`, if that is one and can express the model, or else the first that can.
+    The config holds what shapes the model; dtype and token ids are the caller's to add. Raises
     `UnsupportedError`, naming the feature, for a model that no supported family can express.
     """
 
@@ -59,7 +60,8 @@ def to_config(spec: ModelSpec) -> Keys:
 
         return write
 
-    return express(spec, {name: way(family) for name, family in FAMILIES.items()}, "Hugging Face model type")
+    names = sorted(FAMILIES, key=lambda name: name != model_type)
+    return express(spec, {name: way(FAMILIES[name]) for name in names}, "Hugging Face model type")
 
 
 def _family_of(model_type: str) -> Family:
