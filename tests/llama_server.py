@@ -1,7 +1,7 @@
 """llama.cpp as an oracle for whole files: the package `xllamacpp`, in a process of its own, which may crash.
 
-`next_logprobs` and `tokenize` are our side. Run as a program, this file loads a model and prints, for each of
-some runs of tokens, log p of every token that may come next, or the ids of some texts.
+The functions without an underscore are our side. Run as a program, this file loads a model, answers one
+question about each of some runs of tokens or texts, and ends.
 """
 
 from __future__ import annotations
@@ -12,11 +12,18 @@ import os
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 MISSING = importlib.util.find_spec("xllamacpp") is None
+
+
+class Step(NamedTuple):
+    """A token that llama.cpp wrote, and log p of the likeliest there."""
+
+    id: int
+    best: dict[int, float]
 
 
 def next_logprobs(model: Path, runs: Sequence[Sequence[int]], plain: int) -> list[dict[int, float]]:
@@ -24,24 +31,50 @@ def next_logprobs(model: Path, runs: Sequence[Sequence[int]], plain: int) -> lis
 
     `plain` is some token whose text is whole: a server says nothing of half a character.
     """
-    answers = _ask(model, runs=list(map(list, runs)), plain=plain)
+    answers = _ask("next", model, runs, plain=plain)
     return [{int(i): p for i, p in run.items()} for run in answers]
 
 
-def tokenize(model: Path, texts: Sequence[str], framed: bool = False) -> list[list[int]]:
-    """The ids of each text, special tokens of its own taken as such; with those around it if `framed`."""
-    return _ask(model, texts=list(texts), framed=framed)
+def logprobs(model: Path, runs: Sequence[Sequence[int]]) -> list[list[float]]:
+    """For each run, log p of each of its tokens after those before it. None may be half a character."""
+    return _ask("logprobs", model, runs)
 
 
-def _ask(model: Path, **question: Any) -> Any:
-    asked = json.dumps({"model": str(model), **question})
+def greedy(model: Path, runs: Sequence[Sequence[int]], count: int) -> list[list[Step]]:
+    """The `count` likeliest tokens after each run, one after the other."""
+    answers = _ask("greedy", model, runs, count=count)
+    return [[Step(i, {int(k): p for k, p in best.items()}) for i, best in run] for run in answers]
+
+
+def tokenize(
+    model: Path, texts: Sequence[str], framed: bool = False, special: bool = True
+) -> list[list[int]]:
+    """The ids of each text, with those around it if `framed`; `special` tokens of its own taken as such."""
+    return _ask("tokenize", model, texts, framed=framed, special=special)
+
+
+def detokenize(model: Path, runs: Sequence[Sequence[int]]) -> list[str]:
+    """The text of each run, special tokens written out."""
+    return _ask("detokenize", model, runs)
+
+
+def _ask(what: str, model: Path, about: Sequence[Any], **options: Any) -> Any:
+    question = {
+        "what": what,
+        "model": str(model),
+        "about": [run if isinstance(run, str) else list(run) for run in about],
+    }
     done = subprocess.run(
-        [sys.executable, __file__], input=asked, capture_output=True, text=True, timeout=120
-    )
+        [sys.executable, __file__], input=json.dumps({**question, "options": options}),
+        capture_output=True, text=True, timeout=1200,
+    )  # fmt: skip
     if done.returncode != 0:
         log = [line for line in done.stderr.splitlines() if " E " in line or "rror" in line]
         raise RuntimeError(f"llama.cpp ended with {done.returncode}: {' | '.join(log[:4])}")
     return json.loads(done.stdout)
+
+
+# --- the other side -----------------------------------------------------------------------------
 
 
 def _answer() -> None:
@@ -51,37 +84,67 @@ def _answer() -> None:
 
     question = json.load(sys.stdin)
     server = xllamacpp.Server(_in_fp32_on_one_thread(xllamacpp, question["model"]))
-    if "texts" in question:
-        found = [_ids(server, text, question["framed"]) for text in question["texts"]]
-    else:
-        found = [_logprobs(server, run, question["plain"]) for run in question["runs"]]
-    json.dump(found, answers)
+    answer = _ANSWERS[question["what"]]
+    json.dump([answer(server, item, **question["options"]) for item in question["about"]], answers)
     answers.flush()
     os._exit(0)  # the server's threads have nothing more to do
 
 
-def _logprobs(server: Any, run: list[int], plain: int) -> dict[int, float]:
-    reply = server.handle_completions(
-        {
-            "prompt": run, "max_tokens": 1, "n_probs": 1_000_000, "post_sampling_probs": False,
-            "cache_prompt": False, "ignore_eos": True, "logit_bias": [[plain, 1000]],
-        }
-    )  # fmt: skip
-    following = reply["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
-    return {token["id"]: token["logprob"] for token in following}
+def _next_logprobs(server: Any, run: list[int], plain: int) -> dict[int, float]:
+    (step,) = _write(server, run, 1, n_probs=1_000_000, logit_bias=[[plain, 1000]])
+    return _best(step)
 
 
-def _ids(server: Any, text: str, framed: bool) -> list[int]:
-    asked = json.dumps({"content": text, "parse_special": True, "add_special": framed})
-    request = urllib.request.Request(f"{server.listening_address}/tokenize", asked.encode())
+def _logprobs(server: Any, run: list[int]) -> list[float]:
+    """Each token is forced by a bias, which what is said of its probability leaves out."""
+    steps = (
+        _write(server, run[:i], 1, cache_prompt=True, logit_bias=[[run[i], 1000]]) for i in range(1, len(run))
+    )
+    return [step["logprob"] for (step,) in steps]
+
+
+def _greedy(server: Any, run: list[int], count: int) -> list[tuple[int, dict[int, float]]]:
+    return [(step["id"], _best(step)) for step in _write(server, run, count, n_probs=5, temperature=0)]
+
+
+def _write(server: Any, run: list[int], count: int, **options: Any) -> list[dict[str, Any]]:
+    plain = {"n_probs": 1, "post_sampling_probs": False, "cache_prompt": False, "ignore_eos": True}
+    reply = server.handle_completions({"prompt": run, "max_tokens": count, **plain, **options})
+    return reply["choices"][0]["logprobs"]["content"]
+
+
+def _best(step: dict[str, Any]) -> dict[int, float]:
+    return {token["id"]: token["logprob"] for token in step["top_logprobs"]}
+
+
+def _tokenize(server: Any, text: str, framed: bool, special: bool) -> list[int]:
+    asked = {"content": text, "parse_special": special, "add_special": framed}
+    return _post(server, "tokenize", asked)["tokens"]
+
+
+def _detokenize(server: Any, run: list[int]) -> str:
+    return _post(server, "detokenize", {"tokens": run})["content"]
+
+
+def _post(server: Any, place: str, asked: dict[str, Any]) -> Any:
+    request = urllib.request.Request(f"{server.listening_address}/{place}", json.dumps(asked).encode())
     with urllib.request.urlopen(request, timeout=60) as reply:
-        return json.load(reply)["tokens"]
+        return json.load(reply)
+
+
+_ANSWERS: dict[str, Callable[..., Any]] = {
+    "next": _next_logprobs,
+    "logprobs": _logprobs,
+    "greedy": _greedy,
+    "tokenize": _tokenize,
+    "detokenize": _detokenize,
+}
 
 
 def _in_fp32_on_one_thread(library: Any, model: str) -> Any:
     parameters = library.CommonParams()
     parameters.model.path = model
-    parameters.n_ctx = parameters.n_batch = parameters.n_ubatch = 256
+    parameters.n_ctx = parameters.n_batch = parameters.n_ubatch = 1024
     parameters.n_parallel, parameters.n_gpu_layers = 1, 0
     parameters.warmup = parameters.fit_params = parameters.endpoint_props = False
     parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = 1

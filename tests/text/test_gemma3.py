@@ -6,17 +6,19 @@ it says while loading); here it is what the file says, a user-defined one. So no
 
 import pydoc_data.topics
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-import llama_cpp
+import llama_server
 from openbook.files.gguf import read_gguf
 from openbook.text import ChatTemplate, Tokenizer
 
 pytestmark = pytest.mark.model
-SOURCES = Path(llama_cpp.__file__).parents[1] / "src"
+with_llama_cpp = pytest.mark.skipif(
+    llama_server.MISSING, reason="llama.cpp is not here: pip install xllamacpp"
+)
+SOURCES = Path(llama_server.__file__).parents[1] / "src"
 
 EDGES = [
     "", " ", "  ", "   a", "\n", " \n \n", "a" * 300 + " " * 300 + "!" * 300, "\t\t\tx\t\n", "Hello, world!",
@@ -31,14 +33,6 @@ EDGES = [
 @pytest.fixture(scope="module")
 def tokenizer(gemma3: Path) -> Tokenizer:
     return Tokenizer.from_gguf(read_gguf(gemma3).metadata)
-
-
-@pytest.fixture(scope="module")
-def oracle(gemma3: Path) -> Iterator[llama_cpp.LlamaCpp]:
-    if not llama_cpp.is_here():
-        pytest.skip("no Python with cyllama: name one in LLAMA_CPP_PYTHON")
-    with llama_cpp.LlamaCpp(gemma3) as server:
-        yield server
 
 
 @pytest.fixture(scope="module")
@@ -57,18 +51,20 @@ def texts(tokenizer: Tokenizer) -> list[str]:
     return [text for text in found if "</s>" not in text and "\0" not in text]
 
 
+@with_llama_cpp
 @pytest.mark.parametrize("special", [False, True])
-def test_ids_equal_llama_cpps(tokenizer: Tokenizer, oracle, texts: list[str], special: bool):
-    for text, theirs in zip(texts, oracle.tokenize(texts, special), strict=True):
+def test_ids_equal_llama_cpps(gemma3: Path, tokenizer: Tokenizer, texts: list[str], special: bool):
+    for text, theirs in zip(texts, llama_server.tokenize(gemma3, texts, special=special), strict=True):
         assert tokenizer.encode(text, special) == theirs, text[:100]
 
 
-def test_decoded_text_equals_llama_cpps(tokenizer: Tokenizer, oracle):
+@with_llama_cpp
+def test_decoded_text_equals_llama_cpps(gemma3: Path, tokenizer: Tokenizer):
     """Every token but the halves of characters, a hundred at a time, after a dot: there it starts no text."""
     dot, first_byte = tokenizer.encode(".")[0], tokenizer.id_of("<0x00>") or 0
     whole = [i for i in range(tokenizer.vocab_size) if not first_byte <= i < first_byte + 256]
     runs = [[dot, *whole[i : i + 100]] for i in range(0, len(whole), 100)]
-    for run, theirs in zip(runs, oracle.detokenize(runs), strict=True):
+    for run, theirs in zip(runs, llama_server.detokenize(gemma3, runs), strict=True):
         assert tokenizer.decode(run, skip_special=False) == theirs, run
 
 
