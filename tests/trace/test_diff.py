@@ -13,7 +13,9 @@ from openbook.model import Decoder
 from openbook.spec.model import Block, Experts, Llama3Scaling, ModelSpec
 from openbook.trace import diff, record
 from openbook.trace.diff import compare, depth, tolerance_for
-from variants import VARIANTS, noisy_decoder, random_ids
+from openbook.trace.hf import load_transformers, record_transformers
+from openbook.trace.reasons import explain
+from variants import VARIANTS, attention, block, model, noisy_decoder, random_ids
 
 Spec = Callable[[ModelSpec], ModelSpec]
 Weights = Callable[[dict[str, Any]], None]
@@ -204,17 +206,49 @@ def check(report, step: str, told: str) -> None:
     assert reason.advice
 
 
-def test_every_fault_beside_the_first_is_named_and_its_consequences_are_not(checkpoint):
-    """q, k and the second layer's up are wrong; what follows from them is not a fault of its own."""
+def test_every_fault_is_named_and_none_of_its_consequences(checkpoint):
+    """q and k of a layer are wrong, and so are all steps that follow from them."""
     made = checkpoint("mistral")
-
-    def weights(values: dict[str, Any]) -> None:
-        rows_in_pairs({name: rows for name, rows in values.items() if name.startswith("layers.0")})
-        values |= {f"layers.0.attn.{q}.weight": values[f"layers.0.attn.{q}.weight"].flip(0) for q in "qk"}
-
-    report = diff(record(changed(made.ours, weights=weights), made.ids), made.our_trace())
+    report = diff(record(changed(made.ours, weights=rows_in_pairs), made.ids), made.our_trace())
     assert list(report.reasons) == ["layers.0.attn.q", "layers.0.attn.k"]
     assert sum(not row.ok for row in report.rows) > 40
+
+
+def test_the_sides_are_told_apart_whichever_is_wrong(checkpoint):
+    made = checkpoint("llama")
+    wrong = record(changed(made.ours, weights=rows_in_pairs), made.ids)
+    told = diff(made.our_trace(), wrong).reasons["layers.0.attn.q"]
+    assert told is not None
+    assert told.text == "rows permuted within heads (adjacent rotary pairs in B): q/k were not unpermuted"
+
+
+def test_a_single_key_heads_rotation_is_measured_too():
+    """One head could be turned into anything, pair by pair, but not by a steady rotation."""
+    spec = model(block(attn=attention(n_kv_heads=1)))
+    decoder, ids = noisy_decoder(spec), random_ids(spec, 1, 9)
+    report = diff(record(changed(decoder, rope(layout="interleaved")(spec)), ids), record(decoder, ids))
+    told = [reason and reason.text for reason in report.reasons.values()]
+    assert told == ["RoPE layout: interleaved in A, half in B"] * 2
+
+
+def test_positions_that_begin_elsewhere_are_measured():
+    decoder = noisy_decoder(VARIANTS["llama"])
+    ids = random_ids(decoder.spec, 1, 9)
+    report = diff(record(decoder, ids, torch.arange(2, 11)[None]), record(decoder, ids))
+    told = report.reasons["layers.0.attn.q_rope"]
+    assert told is not None
+    assert told.text == "first position: 2 in A, 0 in B"
+
+
+def test_where_a_norm_rounds_to_16_bits_is_told(checkpoint):
+    """transformers rounds what is normalised before the weight multiplies it; we, after."""
+    made = checkpoint("qwen3_moe")
+    ours = changed(made.ours).to(torch.bfloat16)
+    theirs = load_transformers(made.folder, torch.bfloat16)
+    traces = record(ours, made.ids), record_transformers(theirs, made.ours.spec, made.ids)
+    told = explain(*traces, "layers.0.attn.q_norm")
+    assert told is not None
+    assert told.text == "rounding: after the weight in A, before the weight in B"
 
 
 def test_two_models_of_other_shapes_differ_in_shape():

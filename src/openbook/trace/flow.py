@@ -36,7 +36,7 @@ def _all_inputs(spec: ModelSpec, name: str) -> dict[str, tuple[str, ...]]:
         return dict(_outer(spec))
     layer = int(name.split(".")[1])
     where = f"layers.{layer}."
-    stream = last_of_layer(spec, layer - 1) if layer else _first_stream(spec)
+    stream = last_of_layer(spec, layer - 1) if layer else first_stream(spec)
     found = _block(spec.layers[layer], stream)
     return {where + step: tuple(_full(where, read, stream) for read in reads) for step, reads in found}
 
@@ -52,7 +52,8 @@ def last_of_layer(spec: ModelSpec, layer: int) -> str:
     return f"layers.{layer}." + next((name for name, norm in places if norm), "mlp_add")
 
 
-def _first_stream(spec: ModelSpec) -> str:
+def first_stream(spec: ModelSpec) -> str:
+    """The step whose output is the residual stream before the first layer."""
     return "embed_norm" if spec.embed_norm else "positions" if spec.positions else "embed"
 
 

@@ -10,7 +10,7 @@ for bit.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, cast
 
@@ -46,8 +46,7 @@ def record(
     """
     past = cache.length if cache is not None else 0
     dtype = dtype_of(decoder.embed.weight)
-    rows = op_rows(decoder.spec, dtype, ids.shape[0], ids.shape[1], past)
-    seen = _Seen({row.name for row in rows if only is None or only(row.name)})
+    seen = Recorder(op_rows(decoder.spec, dtype, ids.shape[0], ids.shape[1], past), only)
     watched = _WatchedCache(cache) if cache is not None else None
     with _recording(decoder, seen):
         decoder(ids, positions, watched)
@@ -59,8 +58,8 @@ def record(
         dtype=dtype,
         ids=ids,
         positions=positions,
-        tensors={row.name: shaped(seen.tensors[row.name], row) for row in rows if row.name in seen.tensors},
-        axes={row.name: axes_of(row) for row in rows},
+        tensors=seen.in_order(),
+        axes=seen.axes(),
         keys={
             i: keys.get(block.attn.window, positions).expand(len(ids), -1)
             for i, block in enumerate(decoder.spec.layers)
@@ -98,21 +97,30 @@ def shaped(x: Tensor, row: OpRow) -> Tensor:
     return (x.transpose(1, 2) if x.ndim == 4 else x).reshape(wanted)
 
 
-class _Seen:
-    """The tensors of one run by step; only those in `wanted` are kept."""
+class Recorder:
+    """The tensors of one run by step, in the shapes of the ledger's rows. Only those in `wanted` are kept."""
 
-    def __init__(self, wanted: set[str]) -> None:
-        self.wanted = wanted
+    def __init__(self, rows: Iterable[OpRow], only: Only | None) -> None:
+        self.rows = {row.name: row for row in rows}
+        self.wanted = {name for name in self.rows if only is None or only(name)}
         self.tensors: dict[str, Tensor] = {}
         self.choices: dict[str, Tensor] = {}
 
     def keep(self, name: str, x: Tensor) -> None:
         if name in self.wanted:
-            self.tensors[name] = x.detach()
+            self.tensors[name] = shaped(x.detach(), self.rows[name])
+
+    def in_order(self) -> dict[str, Tensor]:
+        """What was kept, in the order of the rows."""
+        return {name: self.tensors[name] for name in self.rows if name in self.tensors}
+
+    def axes(self) -> dict[str, tuple[str, ...]]:
+        """The axes of every row, kept or not."""
+        return {name: axes_of(row) for name, row in self.rows.items()}
 
 
 @contextmanager
-def _recording(decoder: Decoder, seen: _Seen) -> Iterator[None]:
+def _recording(decoder: Decoder, seen: Recorder) -> Iterator[None]:
     """Hooks and cores that keep what passes, until the end of the block."""
     with ExitStack() as undo:
         hooks = [
@@ -132,15 +140,15 @@ def _recording(decoder: Decoder, seen: _Seen) -> Iterator[None]:
         yield
 
 
-def _keep_output(seen: _Seen, name: str) -> Callable[..., None]:
+def _keep_output(seen: Recorder, name: str) -> Callable[..., None]:
     return lambda module, inputs, output: seen.keep(name, output)
 
 
-def _keep_input(seen: _Seen, name: str) -> Callable[..., None]:
+def _keep_input(seen: Recorder, name: str) -> Callable[..., None]:
     return lambda module, inputs: seen.keep(name, inputs[0])
 
 
-def _sums(block: Block, where: str, seen: _Seen) -> list[Any]:
+def _sums(block: Block, where: str, seen: Recorder) -> list[Any]:
     """Hooks for the two additions to the residual stream, each of which is the input of the norm after it,
     or of the identity in its place."""
     if block.spec.residual == "serial":
@@ -162,7 +170,7 @@ def _sums(block: Block, where: str, seen: _Seen) -> list[Any]:
     ]
 
 
-def _experts(mlp: Experts, where: str, seen: _Seen) -> list[Any]:
+def _experts(mlp: Experts, where: str, seen: Recorder) -> list[Any]:
     """Hooks for the steps of a mixture. Their rows may come expert by expert, or sorted by expert."""
     order: list[Tensor] = []
     pieces: dict[str, list[Tensor]] = {}
@@ -199,7 +207,7 @@ def _experts(mlp: Experts, where: str, seen: _Seen) -> list[Any]:
 class RecordingCore(ExplicitCore):
     """Keeps scores, masked scores and probabilities, and the result of the core that it stands before."""
 
-    def __init__(self, fast: nn.Module, seen: _Seen, where: str) -> None:
+    def __init__(self, fast: nn.Module, seen: Recorder, where: str) -> None:
         super().__init__()
         self.fast, self._seen, self._where = fast, seen, where
 

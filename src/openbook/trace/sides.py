@@ -14,6 +14,7 @@ from openbook.spec.model import ModelSpec
 from openbook.trace.diff import Report, diff, tolerance_for
 from openbook.trace.flow import last_of_layer
 from openbook.trace.hf import parameters_of, record_transformers
+from openbook.trace.reasons.evidence import weights_apart as parameters_apart
 from openbook.trace.record import Only, op_rows, record
 from openbook.trace.runs import record_cached, record_padded
 from openbook.trace.schema import Trace, dtype_of
@@ -110,14 +111,10 @@ def weights_apart(a: Side, b: Side, sample: int = 32) -> float:
     matrices = [name for name, x in a.parameters.items() if x.ndim == 2 and name in b.parameters]
     matrices = [name for name in matrices if a.parameters[name].shape == b.parameters[name].shape]
     gaps = sorted(
-        _apart(a.parameters[name], b.parameters[name]) for name in matrices[:: len(matrices) // sample + 1]
+        parameters_apart(a.parameters[name], b.parameters[name])
+        for name in matrices[:: len(matrices) // sample + 1]
     )
     return gaps[len(gaps) // 2] if gaps else 0.0
-
-
-def _apart(x: Tensor, y: Tensor) -> float:
-    x, y = x.detach().float(), y.detach().float()
-    return float((x - y).norm() / y.norm().clamp(min=1e-30))
 
 
 def layer_groups(spec: ModelSpec, tokens: int, budget: int) -> Iterator[range]:

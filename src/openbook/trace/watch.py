@@ -16,26 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from openbook.ledger import OpRow
 from openbook.spec.model import Attention, HeadNorm, LatentAttention
-from openbook.trace.record import shaped
+from openbook.trace.record import Recorder
 
 _PRODUCTS = {"matmul", "__matmul__", "bmm", "baddbmm"}
 _CLAMPS = {"clamp", "clamp_", "clip", "clip_"}
-
-
-class Seen:
-    """The tensors of one run by step, in the ledger's shapes. Each is a copy: others work in place."""
-
-    def __init__(self, rows: Mapping[str, OpRow], wanted: set[str]) -> None:
-        self.rows, self.wanted = rows, wanted
-        self.tensors: dict[str, Tensor] = {}
-        self.choices: dict[str, Tensor] = {}
-
-    def keep(self, name: str, x: Tensor) -> None:
-        """Keeps a step's tensor, unless it has not the step's size: then it is not what we call so."""
-        if name in self.wanted and x.numel() == math.prod(self.rows[name].out_shape):
-            self.tensors[name] = shaped(x.detach(), self.rows[name]).clone()
 
 
 @dataclass
@@ -57,7 +42,7 @@ class _Attention:
 class Watch(TorchFunctionMode):
     """Sees every call of a torch function while an attention or a router runs."""
 
-    def __init__(self, seen: Seen) -> None:
+    def __init__(self, seen: Recorder) -> None:
         super().__init__()
         self._seen = seen
         self._attention: _Attention | None = None

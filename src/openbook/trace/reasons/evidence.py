@@ -36,7 +36,7 @@ class Reason:
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """One side of a step. All tensors are fp64, so that recomputing them adds no rounding."""
+    """One side of a step. Tensors are fp64, so that recomputing them adds no rounding."""
 
     trace: Trace
     name: str
@@ -70,9 +70,14 @@ class Evidence:
         return self.trace.tensor(name).double() if name in self.trace else None
 
     def parameter(self, suffix: str, module: str = "") -> Tensor | None:
-        """A weight of this step, or of another module, if it is known."""
+        """A weight of this step, or of another module, if it is known; as it is, since it may be large."""
         found = self.trace.parameters.get(f"{module or self.name}.{suffix}")
-        return found.detach().double() if found is not None else None
+        return found.detach() if found is not None else None
+
+    def vector(self, suffix: str) -> Tensor | None:
+        """A weight of this step that is small, in fp64."""
+        found = self.parameter(suffix)
+        return found.double() if found is not None else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,6 +145,15 @@ def relative(x: Tensor, y: Tensor) -> float:
     seen = x.isfinite() & y.isfinite()
     gap, size = float((x - y)[seen].norm()), float(y[seen].norm())
     return gap / size if size else torch.inf if gap else 0.0
+
+
+def weights_apart(x: Tensor, y: Tensor) -> float:
+    """‖x - y‖ / ‖y‖ of two parameters, some rows at a time: an embedding may be a large part of the model."""
+    gap = size = 0.0
+    for a, b in zip(x.detach().split(1024), y.detach().split(1024), strict=True):
+        gap += float((a.float() - b.float()).square().sum())
+        size += float(b.float().square().sum())
+    return (gap / size) ** 0.5 if size else float(gap > 0)
 
 
 def fitted(x: Tensor, y: Tensor) -> float:

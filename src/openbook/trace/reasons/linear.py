@@ -17,6 +17,7 @@ from openbook.trace.reasons.evidence import (
     fitted,
     number,
     relative,
+    weights_apart,
 )
 
 SIBLINGS = {
@@ -42,7 +43,7 @@ def _bias(pair: Pair) -> Reason | None:
     if len(gap) < 2 or not pair.explains(pair.b.y + vector, pair.a.y):
         return None
     for who, whom, side, seen in (("A", "B", pair.a, vector), ("B", "A", pair.b, -vector)):
-        bias = side.parameter("bias")
+        bias = side.vector("bias")
         if bias is not None and bias.shape == seen.shape and relative(seen, bias) < 100 * pair.rounding:
             return Reason(
                 f"bias: {who} adds {pair.name}.bias, {whom} does not",
@@ -138,7 +139,9 @@ def factor_in_words(c: float, pair: Pair) -> str:
 
 def _transposed(pair: Pair) -> Reason | None:
     a, b = pair.a.parameter("weight"), pair.b.parameter("weight")
-    if a is None or b is None or a.ndim != 2 or a.shape != b.mT.shape or not pair.explains(a, b.mT):
+    if a is None or b is None or a.ndim != 2 or a.shape != b.mT.shape:
+        return None
+    if weights_apart(a, b.mT) > pair.rounding or weights_apart(a, b) <= pair.rounding:
         return None
     return Reason("A's matrix is B's transposed", "transpose it while loading: a square matrix hides it")
 
@@ -146,13 +149,10 @@ def _transposed(pair: Pair) -> Reason | None:
 def _weights(pair: Pair) -> Reason | None:
     """The matrices themselves, if both are known."""
     a, b = pair.a.parameter("weight"), pair.b.parameter("weight")
-    if a is None or b is None or a.shape != b.shape:
+    if a is None or b is None or a.shape != b.shape or (gap := weights_apart(a, b)) <= pair.rounding / 100:
         return None
-    gap = relative(a, b)
-    if gap <= pair.rounding / 100:
-        return None
-    rows = (a - b).flatten(1).norm(dim=1) > 1e-6 * b.flatten(1).norm(dim=1)
-    some = "" if bool(rows.all()) else f", in {int(rows.sum())} of its {len(rows)} rows"
+    rows = sum(not torch.equal(row, other) for row, other in zip(a, b, strict=True))
+    some = "" if rows == len(a) else f", in {rows} of its {len(a)} rows"
     return Reason(
         f"the weights differ: {pair.name}.weight by {gap:.1e} of its norm{some}",
         "other weights, or the same ones rounded: a larger --tolerance looks past it",
@@ -177,10 +177,10 @@ def explain_head(pair: Pair) -> Reason | None:
 
 
 def _heads_of_the_model(side: Evidence, other: Evidence) -> Iterator[Candidate]:
-    x, weight, bias = side.read(), side.parameter("weight"), side.parameter("bias")
+    x, weight, bias = side.read(), side.parameter("weight"), side.vector("bias")
     if x is None or weight is None:
         return
-    plain = x @ weight.mT + (0 if bias is None else bias)
+    plain = (x.to(weight.dtype) @ weight.mT).double() + (0 if bias is None else bias)
     heads = (side.trace.spec.head, other.trace.spec.head)
     for scale in distinct([head.scale for head in heads] + [1.0, fitted(plain, side.y)]):
         scaled = plain * scale

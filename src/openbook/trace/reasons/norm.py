@@ -9,7 +9,15 @@ import torch
 from torch import Tensor
 
 from openbook.spec.model import Norm
-from openbook.trace.reasons.evidence import Candidate, Evidence, Pair, Reason, distinct, number, relative
+from openbook.trace.reasons.evidence import (
+    Candidate,
+    Evidence,
+    Pair,
+    Reason,
+    distinct,
+    number,
+    weights_apart,
+)
 
 USUAL_EPS = (1e-5, 1e-6, 1e-12, 1e-8, 1e-3)
 
@@ -24,31 +32,27 @@ def _norms(side: Evidence, other: Evidence) -> Iterator[Candidate]:
     if x is None or own is None:
         return
     theirs = norm_of(other) or own
-    x, weight, bias = (
-        _as_output(x, side),
-        _beside(side.parameter("weight"), side),
-        _beside(side.parameter("bias"), side),
-    )
+    x = _as_output(x, side)
+    weight, bias = (_beside(side.vector(name), side) for name in ("weight", "bias"))
+    kinds = dict.fromkeys((own.kind, theirs.kind, "rms", "layer"))
     offsets = list(distinct((own.offset, 0.0, 1.0))) if weight is not None else [0.0]
-    biases = distinct((bias is not None and own.bias, bias is not None, False))
-    for kind, offset, biased in product(
-        dict.fromkeys((own.kind, theirs.kind, "rms", "layer")), offsets, list(biases)
+    shifts = {"added" if own.bias else "none", "added", "none"} if bias is not None else {"none"}
+    for kind, offset, shifted in product(
+        kinds, offsets, sorted(shifts, key=lambda way: (way == "added") != own.bias)
     ):
-        gain = torch.ones(()).double() if weight is None else weight + offset
-        shift = bias if biased and bias is not None else torch.zeros(()).double()
+        gain = weight + offset if weight is not None else torch.ones_like(x[..., :1])
+        shift = bias if bias is not None and shifted == "added" else torch.zeros_like(gain)
         centred = x - x.mean(-1, keepdim=True) if kind == "layer" else x
         size = centred.square().mean(-1, keepdim=True)
-        for eps in distinct(
-            (own.eps, theirs.eps, *USUAL_EPS, _fitted_eps(centred * gain, size, side.y - shift))
-        ):
-            normed = centred * (size + eps).rsqrt()
+        fit = _fitted_eps(centred * gain, size, side.y - shift)
+        for eps in distinct((own.eps, theirs.eps, *USUAL_EPS, fit)):
             options = {
-                "norm": {"rms": "RMSNorm", "layer": "LayerNorm"}[kind],
+                "norm": "LayerNorm" if kind == "layer" else "RMSNorm",
                 "eps": number(eps),
-                "weight": "none" if weight is None else "w" if not offset else f"{offset:g} + w",
-                "bias": "added" if biased else "none",
+                "weight": "none" if weight is None else f"{offset:g} + w" if offset else "w",
+                "bias": shifted,
             }
-            for rounding, made in _rounded(normed, gain, shift, side):
+            for rounding, made in _rounded(centred * (size + eps).rsqrt(), gain, shift, side):
                 yield options | {"rounding": rounding}, made
 
 
@@ -71,12 +75,12 @@ def _fitted_eps(plain: Tensor, size: Tensor, found: Tensor) -> float:
 
 
 def norm_of(side: Evidence) -> Norm | None:
-    """What the side's spec says of this step's norm."""
-    owner = side.trace.spec
-    for part in side.name.split(".")[2:] if side.name.startswith("layers.") else [side.name]:
-        owner = side.block if owner is side.trace.spec and side.name.startswith("layers.") else owner
-        owner = getattr(owner, part, None)
-    return owner if isinstance(owner, Norm) else None
+    """What the side's spec says of this step's norm; None if the step is none."""
+    inside = side.name.startswith("layers.")
+    found: object = side.block if inside else side.trace.spec
+    for part in side.local.split("."):
+        found = getattr(found, part, None)
+    return found if isinstance(found, Norm) else None
 
 
 def _as_output(x: Tensor, side: Evidence) -> Tensor:
@@ -89,22 +93,17 @@ def _as_output(x: Tensor, side: Evidence) -> Tensor:
     return x
 
 
-def _beside(parameter: Tensor | None, side: Evidence) -> Tensor | None:
+def _beside(weight: Tensor | None, side: Evidence) -> Tensor | None:
     """A weight of each head's own [H, K] as it meets [B, H, T, K]."""
-    return (
-        parameter[:, None]
-        if parameter is not None and parameter.ndim == 2 and side.y.ndim == 4
-        else parameter
-    )
+    own = weight is not None and weight.ndim == 2 and side.y.ndim == 4
+    return weight[:, None] if weight is not None and own else weight
 
 
 def _weights(pair: Pair) -> Reason | None:
-    a, b = pair.a.parameter("weight"), pair.b.parameter("weight")
-    if a is None or b is None or a.shape != b.shape or relative(a, b) <= pair.rounding / 100:
+    a, b = pair.a.vector("weight"), pair.b.vector("weight")
+    if a is None or b is None or a.shape != b.shape or (gap := weights_apart(a, b)) <= pair.rounding / 100:
         return None
-    if pair.explains(a + 1, b) or pair.explains(a, b + 1):
-        who = "A" if pair.explains(a, b + 1) else "B"
-        return Reason(f"the weights differ by 1: {who} has 1 added to them", "compare the norm's offset")
-    return Reason(
-        f"the weights differ: {pair.name}.weight by {relative(a, b):.1e} of its norm", "compare the weights"
-    )
+    for who, more, less in (("A", a, b), ("B", b, a)):
+        if pair.explains(less + 1, more):
+            return Reason(f"the weights differ: {who} has 1 added to them", "compare the norm's offset")
+    return Reason(f"the weights differ: {pair.name}.weight by {gap:.1e} of its norm", "compare the weights")

@@ -28,14 +28,21 @@ READABLE = 1e-3
 
 @dataclass(frozen=True)
 class Turn:
-    """A measured rotation. `frequencies` are radians a position, one for each pair; `factor` is what the
-    length is multiplied by, `start` the position that the first token was turned to."""
+    """A measured rotation. `frequencies` are radians a position, one for each pair, and `first` the angles
+    of the first token; `factor` is what the length is multiplied by."""
 
     layout: str
     dim: int
     frequencies: Tensor
+    first: Tensor
     factor: float
-    start: float
+
+    @property
+    def start(self) -> float:
+        """The position that the first token was turned to, by the pair that turns fastest."""
+        fastest = int(self.frequencies.abs().argmax())
+        speed = float(self.frequencies[fastest])
+        return float(self.first[fastest]) / speed if abs(speed) > READABLE else 0.0
 
 
 def explain_rotation(pair: Pair) -> Reason | None:
@@ -48,38 +55,43 @@ def explain_rotation(pair: Pair) -> Reason | None:
 
 def measure(side: Evidence, rounding: float) -> Turn | None:
     """The rotation that the side applied; None if none explains what was recorded, or one token alone."""
-    x = _unrotated(side)
-    rope = side.block.attn.rope
-    if x is None or rope is None or x.shape != side.y.shape or x.shape[-2] < 2:
+    x, y, rope = _unrotated(side), _heads_apart(side.y), side.block.attn.rope
+    if x is None or rope is None or x.shape != y.shape or x.shape[-2] < 2:
         return None
     size = x.shape[-1]
-    sizes = [d for d in distinct((rope.dim, size, size // 2, size // 4)) if d >= 2 and d % 2 == 0]
-    found: list[tuple[float, Turn]] = []
-    for dim in sizes:
+    best, least = None, rounding
+    for dim in distinct((rope.dim, size, size // 4 * 2, size // 8 * 2)):
         for layout in dict.fromkeys((rope.layout, "half", "interleaved")):
-            before, after = (_pairs(z, int(dim), layout) for z in (x, side.y))
-            turn = (before.conj() * after).sum(1) / before.abs().square().sum(1).clamp(
-                min=1e-300
-            )  # [B, T, pairs]
-            made = torch.view_as_real(before * turn[:, None]).flatten(-2)
-            error = relative(made, torch.view_as_real(after).flatten(-2))
-            rest = relative(x[..., int(dim) :], side.y[..., int(dim) :]) if dim < size else 0.0
-            if max(error, rest) <= rounding:
-                found.append((max(error, rest), _turn(turn[0], layout, int(dim), side)))
-    # The spec's own way comes first and is kept unless another fits ten times better.
-    best: tuple[float, Turn] | None = None
-    for error, turn in found:
-        if best is None or error < best[0] / 10:
-            best = (error, turn)
-    return best[1] if best else None
+            turn = _turn(x, y, int(dim), layout)
+            error = max(relative(_turned(x, turn), y[..., : turn.dim]), _moved(x, y, turn.dim))
+            if (
+                error <= least
+            ):  # the spec's own way comes first, and stays unless another fits ten times better
+                best, least = turn, error / 10
+    return best
 
 
-def _turn(turn: Tensor, layout: str, dim: int, side: Evidence) -> Turn:
-    """[T, pairs] complex factors, of tokens that stand at positions one apart, as one rotation."""
-    steps = (turn[1:] * turn[:-1].conj()).sum(0)
-    frequencies = steps.angle()
-    start = float(turn[0, 0].angle() / frequencies[0]) if abs(float(frequencies[0])) > READABLE else 0.0
-    return Turn(layout, dim, frequencies, float(turn.abs().mean()), start)
+def _turn(x: Tensor, y: Tensor, dim: int, layout: str) -> Turn:
+    """The steady rotation nearest to what turned x into y: of all heads, tokens being one position apart."""
+    before, after = _pairs(x, dim, layout), _pairs(y, dim, layout)
+    turn = (before.conj() * after).sum((0, 1)) / before.abs().square().sum((0, 1)).clamp(min=1e-300)
+    frequencies = (turn[1:] * turn[:-1].conj()).sum(0).angle()  # [T, pairs] complex factors
+    at = torch.arange(len(turn), device=turn.device)[:, None]
+    first = (turn * torch.polar(torch.ones_like(at * frequencies), -at * frequencies)).sum(0).angle()
+    return Turn(layout, dim, frequencies, first, float(turn.abs().mean()))
+
+
+def _turned(x: Tensor, turn: Turn) -> Tensor:
+    """The first `turn.dim` elements of every head of x, turned."""
+    angles = turn.first + torch.arange(x.shape[-2], device=x.device)[:, None] * turn.frequencies
+    turned = _pairs(x, turn.dim, turn.layout) * torch.polar(torch.full_like(angles, turn.factor), angles)
+    parts = (turned.real, turned.imag)
+    return torch.cat(parts, -1) if turn.layout == "half" else torch.stack(parts, -1).flatten(-2)
+
+
+def _moved(x: Tensor, y: Tensor, dim: int) -> float:
+    """How much the elements changed that are not rotated."""
+    return relative(x[..., dim:], y[..., dim:]) if dim < x.shape[-1] else 0.0
 
 
 def _pairs(x: Tensor, dim: int, layout: str) -> Tensor:
@@ -95,10 +107,14 @@ def _unrotated(side: Evidence) -> Tensor | None:
     if x is None:
         return None
     if isinstance(attn, LatentAttention):
-        if side.local == "attn.k_rope":
-            return x[..., -attn.rope_dim :]
-        return x.unflatten(-1, (attn.n_heads, -1)).transpose(1, 2)[..., -attn.rope_dim :]
+        heads = x.unflatten(-1, (1 if side.local == "attn.k_rope" else attn.n_heads, -1))
+        return heads.transpose(1, 2)[..., -attn.rope_dim :]
     return x if x.ndim == 4 else x.unflatten(-1, (-1, attn.head_dim)).transpose(1, 2)
+
+
+def _heads_apart(y: Tensor) -> Tensor:
+    """[B, T, R], which all heads share, as [B, 1, T, R]."""
+    return y if y.ndim == 4 else y[:, None]
 
 
 # --- in words -----------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from openbook.trace.reasons.evidence import (
     distinct,
     fitted,
     number,
-    relative,
+    weights_apart,
 )
 from openbook.trace.reasons.linear import factor_in_words
 
@@ -27,9 +27,9 @@ def explain_embedding(pair: Pair) -> Reason | None:
             "compare embed_scale in the two descriptions",
         )
     a, b = (side.parameter("weight") for side in (pair.a, pair.b))
-    if a is not None and b is not None and a.shape == b.shape and relative(a, b) > 0:
+    if a is not None and b is not None and a.shape == b.shape and (gap := weights_apart(a, b)):
         return Reason(
-            f"the weights differ: embed.weight by {relative(a, b):.1e} of its norm",
+            f"the weights differ: embed.weight by {gap:.1e} of its norm",
             "other weights, or the same ones rounded: a larger --tolerance looks past it",
         )
     return None
@@ -48,7 +48,7 @@ def _positions(side: Evidence, other: Evidence) -> Iterator[Candidate]:
     for offset in distinct((positions.offset, 0, 1, 2)):
         rows = side.trace.positions.clamp(min=0) + int(offset)
         if int(rows.max()) < len(table):
-            yield {"row of position 0": str(int(offset))}, x + table[rows]
+            yield {"row of position 0": str(int(offset))}, x + table[rows].double()
 
 
 def explain_sum(pair: Pair) -> Reason | None:
