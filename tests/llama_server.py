@@ -37,7 +37,7 @@ def next_logprobs(model: Path, runs: Sequence[Sequence[int]], plain: int) -> lis
 
 def logprobs(model: Path, runs: Sequence[Sequence[int]]) -> list[list[float]]:
     """For each run, log p of each of its tokens after those before it. None may be half a character."""
-    return _ask("logprobs", model, runs)
+    return _ask("logprobs", model, runs, context=1024)
 
 
 def greedy(model: Path, runs: Sequence[Sequence[int]], count: int) -> list[list[Step]]:
@@ -58,10 +58,11 @@ def detokenize(model: Path, runs: Sequence[Sequence[int]]) -> list[str]:
     return _ask("detokenize", model, runs)
 
 
-def _ask(what: str, model: Path, about: Sequence[Any], **options: Any) -> Any:
+def _ask(what: str, model: Path, about: Sequence[Any], context: int = 256, **options: Any) -> Any:
     question = {
         "what": what,
         "model": str(model),
+        "context": context,
         "about": [run if isinstance(run, str) else list(run) for run in about],
     }
     done = subprocess.run(
@@ -83,7 +84,7 @@ def _answer() -> None:
     import xllamacpp  # type: ignore[import-not-found]
 
     question = json.load(sys.stdin)
-    server = xllamacpp.Server(_in_fp32_on_one_thread(xllamacpp, question["model"]))
+    server = xllamacpp.Server(_in_fp32_on_one_thread(xllamacpp, question["model"], question["context"]))
     answer = _ANSWERS[question["what"]]
     json.dump([answer(server, item, **question["options"]) for item in question["about"]], answers)
     answers.flush()
@@ -141,10 +142,10 @@ _ANSWERS: dict[str, Callable[..., Any]] = {
 }
 
 
-def _in_fp32_on_one_thread(library: Any, model: str) -> Any:
+def _in_fp32_on_one_thread(library: Any, model: str, context: int) -> Any:
     parameters = library.CommonParams()
     parameters.model.path = model
-    parameters.n_ctx = parameters.n_batch = parameters.n_ubatch = 1024
+    parameters.n_ctx = parameters.n_batch = parameters.n_ubatch = context
     parameters.n_parallel, parameters.n_gpu_layers = 1, 0
     parameters.warmup = parameters.fit_params = parameters.endpoint_props = False
     parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = 1
