@@ -231,6 +231,7 @@ FIXED_BY_LLAMA_CPP: dict[str, dict[str, object]] = {
     "gemma2": {"query_pre_attn_scalar": 12},
     "gemma3_text": {"query_pre_attn_scalar": 12},
     "nemotron": {"head_dim": 8},
+    "glm": {"head_dim": 8},
     "llama4_text": {"attention_chunk_size": 8192, "max_position_embeddings": 9000},
 }
 """What a file has no key for, where a small model has it unlike the published ones: 6 heads, 48 wide."""

@@ -2,10 +2,13 @@
 
 llama.cpp takes GELU from a table of halves (and, for the exact one, the approximation by tanh), and computes
 with quantised activations where weights are quantised: there the bounds are wider, and say so.
+The worst differences are docs/gguf.md. `OPENBOOK_UPDATE=1 pytest tests/weights/test_llama_cpp.py` writes it.
 """
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,9 +18,13 @@ from torch import Tensor
 
 from gguf_models import PLAIN_TOKEN, VOCABULARY, model_type_of, noisy, scaled, tiny, vocabulary
 from llama_server import MISSING, next_logprobs
+from openbook.ledger import ledger
 from openbook.model import Decoder
-from openbook.spec.gguf import ARCHITECTURES
+from openbook.spec.gguf import ARCHITECTURES, OF_MODEL_TYPE
+from openbook.spec.hf import FAMILIES
 from openbook.spec.model import Llama3Scaling, LongRope
+from openbook.weights.dialects import GGUF, places
+from openbook.weights.dialects.words import storing
 from openbook.weights.load import load_decoder
 from openbook.weights.save_gguf import WRITABLE, save_gguf
 
@@ -45,10 +52,19 @@ def logprobs(decoder: Decoder, path: Path) -> Iterator[tuple[Tensor, Tensor]]:
 
 def check(decoder: Decoder, name: str, path: Path) -> None:
     save_gguf(decoder, path, "F32", vocabulary(), model_type_of(name))
-    exact = "gelu" not in ARCHITECTURES[name].activation
-    bound = A_LAYER_IN_FP32 * decoder.spec.n_layers if exact else WITH_A_TABLE_OF_GELU
     for ours, theirs in logprobs(decoder, path):
-        assert float((ours - theirs).abs().max()) < bound
+        difference = float((ours - theirs).abs().max())
+        assert difference < bound(name, decoder.spec.n_layers)
+        WORST[name] = max(difference, WORST.get(name, 0.0))
+
+
+def bound(name: str, n_layers: int) -> float:
+    exact = "gelu" not in ARCHITECTURES[name].activation
+    return A_LAYER_IN_FP32 * n_layers if exact else WITH_A_TABLE_OF_GELU
+
+
+WORST: dict[str, float] = {}
+"""The largest difference found with each architecture."""
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -107,3 +123,40 @@ def test_llama_cpp_decodes_every_type_that_we_write(dtype: str, tmp_path: Path):
     for ours, theirs in logprobs(load_decoder(tmp_path / "m.gguf", "fp32"), tmp_path / "m.gguf"):
         assert float((theirs.exp() * (theirs - ours)).sum()) < MOST_NATS[dtype]
         assert int(ours.argmax()) == int(theirs.argmax())
+
+
+# --- the table ----------------------------------------------------------------------------------
+
+PAGE = Path(__file__).parents[2] / "docs" / "gguf.md"
+ROW = re.compile(
+    r"^\| `(?P<name>[\w-]+)` \| (?P<types>.*?) \| (?P<words>.*?) \| (?P<worst>\S+) \|$", re.MULTILINE
+)
+HEAD = "|---|---|---|---|\n"
+
+
+def model_types(name: str) -> str:
+    return ", ".join(f"`{own}`" for own in sorted(FAMILIES) if OF_MODEL_TYPE.get(own, own) == name)
+
+
+def words(name: str) -> str:
+    """What is done to any parameter, without the numbers of this small model."""
+    shapes = {row.name: row.shape for row in ledger(tiny(name)).tensors if row.tie is None}
+    said = dict.fromkeys(storing([place]) for place in places(tiny(name), shapes, GGUF[name]))
+    of_each = (re.sub(r"rows \d+ to \d+ of each of \d+ heads", "some rows of each head", t) for t in said)
+    plain = (re.sub(r", \d+ heads", "", text) for text in of_each)
+    return "; ".join(dict.fromkeys(filter(None, plain))) or "nothing"
+
+
+def test_the_page_has_every_architecture_and_no_difference_beyond_the_bound():
+    if os.environ.get("OPENBOOK_UPDATE") == "1":
+        assert set(WORST) == set(ARCHITECTURES), "run the whole file to write the page"
+        lines = [
+            f"| `{name}` | {model_types(name)} | {words(name)} | {WORST[name]:.1e} |\n"
+            for name in sorted(ARCHITECTURES)
+        ]
+        PAGE.write_text(PAGE.read_text().split(HEAD)[0] + HEAD + "".join(lines))
+    shown = {row["name"]: row for row in ROW.finditer(PAGE.read_text())}
+    assert list(shown) == sorted(ARCHITECTURES)
+    for name, row in shown.items():
+        assert (row["types"], row["words"]) == (model_types(name), words(name))
+        assert float(row["worst"]) < bound(name, 27)

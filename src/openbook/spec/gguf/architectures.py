@@ -238,7 +238,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         ),
         Architecture("smollm3", may_bias=ALL_BIASES, turns_whole_heads=True, still_every=4),
         Architecture("glm4", may_bias=_QKV, layout="interleaved", places=SANDWICH),
-        Architecture("chatglm", may_bias=_QKV, layout="interleaved"),
+        Architecture("chatglm", may_bias=_QKV, layout="interleaved", fills_width=True),
         Architecture("seed_oss", may_bias=_QKV, turns_whole_heads=True),
         Architecture("ernie4_5", may_bias=_QKV, layout="interleaved", turns_whole_heads=True),
         Architecture(
