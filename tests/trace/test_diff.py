@@ -8,9 +8,18 @@ from typing import Any
 import pytest
 import torch
 
-from checkpoints import changed
+from checkpoints import NEW, changed
 from openbook.model import Decoder
-from openbook.spec.model import Block, Experts, Llama3Scaling, ModelSpec
+from openbook.spec.model import (
+    Block,
+    Chunk,
+    Experts,
+    Learned,
+    Llama3Scaling,
+    ModelSpec,
+    Norm,
+    QueryTemperature,
+)
 from openbook.trace import diff, record
 from openbook.trace.diff import compare, depth, tolerance_for
 from openbook.trace.hf import load_transformers, record_transformers
@@ -66,12 +75,21 @@ def mlp(**changes: Any) -> Spec:
     return blocks(lambda b: replace(b, mlp=replace(b.mlp, **changes)))
 
 
-def router(**changes: Any) -> Spec:
-    return mlp_of_experts(lambda e: replace(e, router=replace(e.router, **changes)))
-
-
-def mlp_of_experts(change: Callable[[Experts], Experts]) -> Spec:
+def experts(change: Callable[[Experts], Experts]) -> Spec:
     return blocks(lambda b: replace(b, mlp=change(b.mlp)) if isinstance(b.mlp, Experts) else b)
+
+
+def router(**changes: Any) -> Spec:
+    return experts(lambda e: replace(e, router=replace(e.router, **changes)))
+
+
+def attn_of(layer: int, **changes: Any) -> Spec:
+    def change(spec: ModelSpec) -> ModelSpec:
+        layers = list(spec.layers)
+        layers[layer] = replace(layers[layer], attn=replace(layers[layer].attn, **changes))
+        return spec.replace(layers=tuple(layers))
+
+    return change
 
 
 def head(**changes: Any) -> Spec:
@@ -185,6 +203,32 @@ MORE = [
 ]  # fmt: skip
 
 
+OF_VARIANTS = [
+    Fault("chunks", "chunks", "layers.0.attn.masked", "visible keys: those of a chunk of 4 in A, those of a "
+          "chunk of 5 in B (query 4 sees key 4 in A and keys 0 to 4 in B)", attn_of(0, window=Chunk(4))),
+    Fault("temperature", "chunks", "layers.1.attn.temperature", "temperature of the last query: 1.161 in A, "
+          "2.127 in B", attn_of(1, temperature=QueryTemperature(0.1, 4))),
+    Fault("sinks", "sinks", "layers.0.attn.probs", "sinks: none in A, one for each head in B",
+          attn_of(0, sinks=False)),
+    Fault("first row of the positions", "multipliers", "positions", "row of position 0: 0 in A, 2 in B",
+          lambda spec: spec.replace(positions=Learned(66))),
+    Fault("offset of up", "multipliers", "layers.0.mlp.act", "added to up: 0 in A, 1 in B",
+          mlp(up_offset=0.0)),
+    Fault("clamp", "multipliers", "layers.0.mlp.act", "clamp: none in A, ±0.4 in B", mlp(clamp=None)),
+    Fault("gate of the shared expert", "experts", "layers.2.mlp.shared_add",
+          "gate of the shared expert: none in A, its sigmoid in B",
+          experts(lambda e: replace(e, shared=e.shared and replace(e.shared, gated=False)))),
+    Fault("activation of the experts", "experts", "layers.1.mlp.experts.act",
+          "activation: gelu in A, silu in B",
+          experts(lambda e: replace(e, expert=replace(e.expert, activation="gelu")))),
+    Fault("correction of the router", "routers", "layers.0.mlp.chosen",
+          "17 of 17 tokens choose other experts", router(correction=False)),
+    Fault("kv_norm", "latent", "layers.0.attn.kv_norm", "eps: 0.01 in A, 1e-05 in B",
+          attn_of(0, kv_norm=Norm("rms", eps=1e-2))),
+]  # fmt: skip
+"""Of models that transformers does not have as a whole; `family` is one of `variants.VARIANTS`."""
+
+
 @pytest.mark.parametrize("fault", FAULTS + MORE, ids=lambda fault: fault.name)
 def test_a_planted_fault_is_found_against_transformers(checkpoint, fault: Fault):
     made = checkpoint(fault.family)
@@ -197,6 +241,13 @@ def test_a_planted_fault_is_found_between_two_of_ours(checkpoint, fault: Fault):
     made = checkpoint(fault.family)
     report = diff(record(fault.plant(made.ours), made.ids), made.our_trace())
     check(report, fault.step, fault.told)
+
+
+@pytest.mark.parametrize("fault", OF_VARIANTS, ids=lambda fault: fault.name)
+def test_a_planted_fault_is_found_in_every_kind_of_model(fault: Fault):
+    decoder = noisy_decoder(VARIANTS[fault.family])
+    ids = random_ids(decoder.spec, 1, NEW)
+    check(diff(record(fault.plant(decoder), ids), record(decoder, ids)), fault.step, fault.told)
 
 
 def check(report, step: str, told: str) -> None:

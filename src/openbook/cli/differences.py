@@ -21,7 +21,8 @@ def print_report(report: Report, spec: ModelSpec, tokens: list[int], pieces: lis
     if (first := report.first) is None:
         worst = max(report.rows, key=lambda row: row.relative / row.allowed)
         apart = f"{_number(worst.relative)} of {_number(worst.allowed)} allowed"
-        print(f"{len(report.rows)} steps compared, none differs. Furthest apart: {worst.name}, {apart}.")
+        same = "none differs" if report.ok else "none of them differs, but the two models do"
+        print(f"{len(report.rows)} steps compared, {same}. Furthest apart: {worst.name}, {apart}.")
     else:
         reason = report.reasons.get(first.name)
         why = reason.text if reason else "no known reason: what it reads is equal, what it gives is not"

@@ -8,9 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from openbook.trace.reasons.attention import explain_mask, explain_mix, explain_probs, explain_scores
+from openbook.trace.reasons.attention import (
+    explain_mask,
+    explain_mix,
+    explain_probs,
+    explain_scores,
+    explain_temperature,
+)
 from openbook.trace.reasons.evidence import Evidence, Pair, Reason
-from openbook.trace.reasons.feedforward import explain_activation, explain_choice
+from openbook.trace.reasons.feedforward import explain_activation, explain_choice, explain_shared
 from openbook.trace.reasons.linear import explain_head, explain_linear
 from openbook.trace.reasons.norm import explain_norm, norm_of
 from openbook.trace.reasons.rotation import explain_rotation
@@ -24,6 +30,7 @@ _EXPLAIN: dict[str, Callable[[Pair], Reason | None]] = {
     "positions": explain_positions,
     "attn.q_rope": explain_rotation,
     "attn.k_rope": explain_rotation,
+    "attn.temperature": explain_temperature,
     "attn.scores": explain_scores,
     "attn.masked": explain_mask,
     "attn.probs": explain_probs,
@@ -32,6 +39,8 @@ _EXPLAIN: dict[str, Callable[[Pair], Reason | None]] = {
     "mlp_add": explain_sum,
     "mlp.act": explain_activation,
     "mlp.shared.act": explain_activation,
+    "mlp.experts.act": explain_activation,
+    "mlp.shared_add": explain_shared,
     "mlp.chosen": explain_choice,
     "head": explain_head,
 }

@@ -32,6 +32,18 @@ def _heads_apart(x: Tensor, head_dim: int) -> Tensor:
     return x if x.ndim == 4 else x.unflatten(-1, (-1, head_dim)).transpose(1, 2)
 
 
+def explain_temperature(pair: Pair) -> Reason | None:
+    """What the last token's query is multiplied by."""
+    factors = []
+    for side in (pair.a, pair.b):
+        x = side.read()
+        if x is None:
+            return None
+        last = _heads_apart(x, side.block.attn.head_dim)[:, :, -1]
+        factors.append({"temperature of the last query": number(fitted(last, side.y[:, :, -1]))})
+    return told_apart(*factors)
+
+
 # --- scores -------------------------------------------------------------------------------------
 
 
@@ -133,7 +145,9 @@ def _window(seen: Tensor) -> str:
 
 def _span(row: Tensor) -> str:
     keys = row.nonzero().flatten().tolist()
-    return f"keys {keys[0]} to {keys[-1]}" if keys else "none"
+    if len(keys) < 2:
+        return f"key {keys[0]}" if keys else "none"
+    return f"keys {keys[0]} to {keys[-1]}"
 
 
 # --- probabilities and values -------------------------------------------------------------------

@@ -52,6 +52,20 @@ def _mlp(side: Evidence) -> Mlp:
     return mlp.shared.mlp if mlp.shared and side.local.startswith("mlp.shared") else mlp.expert
 
 
+def explain_shared(pair: Pair) -> Reason | None:
+    """Whether the shared feed-forward's result is multiplied by the sigmoid of its gate."""
+    return pair.told_apart(_shared)
+
+
+def _shared(side: Evidence, other: Evidence) -> Iterator[Candidate]:
+    routed, shared, gate = side.read(0), side.read(1), side.step("mlp.shared_gate")
+    if routed is None or shared is None:
+        return
+    ways = {"its sigmoid": torch.sigmoid(gate), "itself": gate} if gate is not None else {}
+    for words, factor in {**ways, "none": torch.ones_like(shared[..., :1])}.items():
+        yield {"gate of the shared expert": words}, routed + shared * factor
+
+
 # --- routing ------------------------------------------------------------------------------------
 
 

@@ -84,13 +84,14 @@ def norm_of(side: Evidence) -> Norm | None:
 
 
 def _as_output(x: Tensor, side: Evidence) -> Tensor:
-    """What the step reads in the arrangement of what it gives: [B, T, H·K] → [B, H, T, K]."""
+    """What the step reads in the arrangement of what it gives: [B, T, H·K] → [B, H, T, K], and of a latent
+    and the rotated part behind it the latent alone."""
     y = side.y
     if x.ndim == 3 and y.ndim == 4:
         return x.unflatten(-1, (y.shape[1], -1)).transpose(1, 2)
     if x.ndim == 4 and y.ndim == 3:
         return x.transpose(1, 2).flatten(2)
-    return x
+    return x[..., : y.shape[-1]]
 
 
 def _beside(weight: Tensor | None, side: Evidence) -> Tensor | None:
