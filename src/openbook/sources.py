@@ -126,6 +126,8 @@ def _folder(folder: Path) -> Source:
     ggufs = sorted(folder.glob("*.gguf"))
     if (folder / "config.json").exists() and (_has_safetensors(folder) or not ggufs):
         return _config(folder / "config.json")
+    if (folder / "recipe.json").exists() and (folder / "model").is_dir():  # a training run: what came of it
+        return _folder(folder / "model")
     if len(ggufs) == 1:
         return _gguf(ggufs[0])
     if ggufs:

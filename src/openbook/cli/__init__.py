@@ -24,6 +24,7 @@ from openbook.cli import (
     models,
     show,
     tokenize,
+    train,
     verify,
 )
 
@@ -68,6 +69,7 @@ app.command("diff", rich_help_panel=_RUN)(diff.run)
 app.add_typer(models.app, name="models", rich_help_panel="Models")
 app.command("convert", rich_help_panel="Models")(convert.run)
 app.add_typer(data.app, name="data", rich_help_panel="Train")
+app.command("train", rich_help_panel="Train")(train.run)
 
 
 def main() -> None:

@@ -23,6 +23,7 @@ EXIT_CODES = {
     "UnsupportedTokenizerError": NOT_FOUND,
     "WontFitError": WONT_FIT,
     "UsageError": USAGE,
+    "RecipeError": USAGE,
     "TermsError": USAGE,
     "FetchError": FAILED,
     "FileError": FAILED,
@@ -35,6 +36,8 @@ EXIT_CODES = {
     "NonFiniteLogitsError": FAILED,
     "CacheFullError": FAILED,
     "ChatError": FAILED,
+    "CheckpointError": FAILED,
+    "DivergedError": FAILED,
     "CheckFailedError": FAILED,
 }
 """Openbook's own errors by class name, the more particular first: naming them costs no import."""

@@ -239,7 +239,8 @@ def _nbytes(document: Document | Chat) -> int:
 
 # --- its tokenizer ------------------------------------------------------------------------------
 
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+GGUF_TOKENIZER = "tokenizer.gguf"
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
 def take_tokenizer(source: Source, folder: Path) -> None:
@@ -250,9 +251,9 @@ def take_tokenizer(source: Source, folder: Path) -> None:
         raise NotFoundError(f"{name} has no tokenizer: name a folder with tokenizer.json or a .gguf file")
     if source.kind == "gguf":
         about = {key: value for key, value in source.config.items() if key.startswith("tokenizer.")}
-        write_gguf(folder / "tokenizer.gguf", about, ())
+        write_gguf(folder / GGUF_TOKENIZER, about, ())
         return
-    for name in _TOKENIZER_FILES:
+    for name in TOKENIZER_FILES:
         if source.path and (source.path / name).is_file():
             shutil.copy(source.path / name, folder)
     ends = {"eos_token_id": sorted(tokenizer.eos_ids)}  # wherever the model kept them
@@ -261,6 +262,6 @@ def take_tokenizer(source: Source, folder: Path) -> None:
 
 def load_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer in a dataset's folder."""
-    if (folder / "tokenizer.gguf").exists():
-        return Tokenizer.from_gguf(read_gguf(folder / "tokenizer.gguf").metadata)
+    if (folder / GGUF_TOKENIZER).exists():
+        return Tokenizer.from_gguf(read_gguf(folder / GGUF_TOKENIZER).metadata)
     return Tokenizer.from_file(folder)

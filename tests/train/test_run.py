@@ -1,0 +1,207 @@
+"""A run's folder: what it holds, that it can be killed, and what comes of it."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import openbook
+from openbook.train.checkpoint import CheckpointError, load_latest
+from openbook.train.recipe import Recipe, recipe_of
+from openbook.train.run import carry_out, open_run
+
+STEPS = 24
+
+MODEL = {
+    "model_type": "llama",
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32,
+    "tie_word_embeddings": True,
+}
+
+
+def document(data: dict[str, Any], **train: Any) -> dict[str, Any]:
+    settings = {"steps": STEPS, "rows": 4, "lr": 1e-2, "optimizer": "muon", "warmup": 3, "seed": 5} | train
+    run = {"save_every": 5, "evaluate_every": 8}
+    return {"model": MODEL, "data": {"length": 16, **data}, "train": settings, "run": run}
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("texts")
+    for i in range(30):
+        (folder / f"{i}.txt").write_text(f"the text of file number {i}, which is {i} times {i}\n" * 3)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def about(texts: Path) -> dict[str, Any]:
+    return {"sources": [str(texts)], "vocab": 300, "held_out": 0.3}
+
+
+@pytest.fixture(scope="module")
+def unbroken(about: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "unbroken"
+    assert carry_out(open_run(recipe(about), folder)) == 0
+    return folder
+
+
+def recipe(data: dict[str, Any], **train: Any) -> Recipe:
+    return recipe_of("test", document(data, **train))
+
+
+def trace(folder: Path) -> list[dict[str, Any]]:
+    """metrics.jsonl without what the clock says."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    clock = {"seconds", "tokens_per_s", "flops_per_s"}
+    return [{key: value for key, value in line.items() if key not in clock} for line in lines]
+
+
+def saved(folder: Path) -> tuple[int, dict[str, torch.Tensor]]:
+    checkpoint = load_latest(folder)
+    assert checkpoint is not None
+    return checkpoint.step, checkpoint.tensors
+
+
+def assert_same_run(folder: Path, other: Path) -> None:
+    """Losses, rates, norms and evaluations of every step, and all bits of weights and moments at the end."""
+    assert trace(folder) == trace(other)
+    (step, tensors), (other_step, others) = saved(folder), saved(other)
+    assert step == other_step == STEPS
+    assert tensors.keys() == others.keys()
+    assert all(torch.equal(tensor, others[name]) for name, tensor in tensors.items())
+    for file in ("model.safetensors", "config.json", "tokenizer.json"):
+        assert (folder / "model" / file).read_bytes() == (other / "model" / file).read_bytes()
+
+
+def test_a_run_leaves_its_metrics_checkpoints_and_a_model(unbroken: Path):
+    steps = [line for line in trace(unbroken) if "loss" in line]
+    assert [line["step"] for line in steps] == list(range(1, STEPS + 1))
+    assert steps[-1]["loss"] < steps[0]["loss"] - 1
+    evaluated = [line for line in trace(unbroken) if "heldout_nats" in line]
+    assert [line["step"] for line in evaluated] == [8, 16, 24]
+    assert evaluated[-1]["heldout_bits_per_byte"] < evaluated[0]["heldout_bits_per_byte"]
+    assert sorted(path.name for path in unbroken.glob("step-*")) == ["step-000020", "step-000024"]
+
+
+def test_the_model_that_comes_out_is_the_one_that_was_trained(unbroken: Path, about: dict[str, Any]):
+    run = open_run(recipe(about), unbroken, resume=True)
+    lm = openbook.load(unbroken, dtype="fp32")  # the run's folder stands for the model in it
+    assert lm.tokenizer is not None
+    ids = torch.tensor([lm.tokenizer.prompt("the text of file")])
+    assert ids[0, 0] == lm.tokenizer.eos_id
+    with torch.no_grad():
+        torch.testing.assert_close(lm.decoder(ids), run.trainer.decoder(ids), atol=0, rtol=0)
+    assert "".join(lm.generate("the text of", max_tokens=4, temperature=0))
+
+
+def test_transformers_loads_the_model_with_the_same_logits_and_ids(unbroken: Path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    theirs = AutoModelForCausalLM.from_pretrained(unbroken / "model", dtype=torch.float32)
+    ours = openbook.load(unbroken, dtype="fp32")
+    text = "the text of file number 4"
+    ids = AutoTokenizer.from_pretrained(unbroken / "model")(text, return_tensors="pt").input_ids
+    assert ours.tokenizer is not None
+    assert ids[0].tolist() == ours.tokenizer.prompt(text)
+    with torch.no_grad():
+        torch.testing.assert_close(ours.decoder(ids), theirs(ids).logits, atol=1e-5, rtol=0)
+
+
+# --- stopping and going on ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_at_the_next_step_and_the_run_goes_on_as_if_unbroken(
+    number: signal.Signals, about: dict[str, Any], unbroken: Path, tmp_path: Path
+):
+    def interrupt(record: Any) -> None:
+        if record["step"] == 7:
+            os.kill(os.getpid(), number)
+
+    run = open_run(recipe(about), tmp_path / "run")
+    assert carry_out(run, interrupt) == number
+    assert run.trainer.step == saved(tmp_path / "run")[0] == 7
+    assert not (tmp_path / "run" / "model").exists()
+    assert carry_out(open_run(recipe(about), tmp_path / "run", resume=True)) == 0
+    assert_same_run(tmp_path / "run", unbroken)
+
+
+KILLS = 100 if os.environ.get("OPENBOOK_FULL") else 3
+
+
+def test_a_run_that_is_killed_at_any_instant_goes_on_as_if_unbroken(
+    about: dict[str, Any], unbroken: Path, tmp_path: Path
+):
+    """kill -9 again and again, some steps or a moment after, while it computes, saves or writes the model."""
+    folder, draw = tmp_path / "run", random.Random(0)
+    code = (
+        "import json, sys; from openbook.train.recipe import recipe_of; from openbook.train.run import *\n"
+        "recipe = recipe_of('test', json.loads(sys.argv[1]))\n"
+        "run = open_run(recipe, sys.argv[2], resume=True)\n"
+        "carry_out(run, lambda record: print(record['step'], flush=True))"
+    )
+    command = [sys.executable, "-c", code, json.dumps(document(about)), str(folder)]
+    kills = 0
+    while kills < KILLS:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            for _ in range(draw.randint(1, 9)):
+                process.stdout.readline()
+            time.sleep(draw.random() * 0.05)
+            process.kill()
+        kills += 1
+        if load_latest(folder) is not None and (folder / "model").exists():
+            assert_same_run(folder, unbroken)
+            shutil.rmtree(folder)
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
+    assert done.returncode == 0
+    assert_same_run(folder, unbroken)
+
+
+def test_a_line_of_metrics_that_was_cut_is_written_again(
+    about: dict[str, Any], unbroken: Path, tmp_path: Path
+):
+    folder = tmp_path / "run"
+    shutil.copytree(unbroken, folder)
+    shutil.rmtree(folder / "step-000024")
+    text = (folder / "metrics.jsonl").read_text()
+    (folder / "metrics.jsonl").write_text(text[:-30])
+    carry_out(open_run(recipe(about), folder, resume=True))
+    assert_same_run(folder, unbroken)
+
+
+def test_nothing_is_done_twice(about: dict[str, Any], unbroken: Path):
+    before = {path: path.stat().st_mtime_ns for path in unbroken.rglob("*") if path.is_file()}
+    assert carry_out(open_run(recipe(about), unbroken, resume=True)) == 0
+    after = {path: path.stat().st_mtime_ns for path in unbroken.rglob("*") if path.is_file()}
+    assert {path.name for path in after if before.get(path) != after[path]} <= {"metrics.jsonl"}
+    assert before.keys() == after.keys()
+
+
+def test_a_run_is_not_overwritten(about: dict[str, Any], unbroken: Path, tmp_path: Path):
+    with pytest.raises(FileExistsError, match="--resume auto"):
+        open_run(recipe(about), unbroken)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match="holds no run"):
+        open_run(recipe(about), tmp_path / "mine", resume=True)
+
+
+def test_another_recipe_does_not_go_on_with_a_run(about: dict[str, Any], unbroken: Path):
+    with pytest.raises(CheckpointError, match=r"another recipe, train.lr differs"):
+        open_run(recipe(about, lr=2e-2), unbroken, resume=True)
+    open_run(recipe(about, micro_rows=2), unbroken, resume=True)  # the same sums in other parts
