@@ -116,8 +116,19 @@ def test_the_report_is_json_without_infinities(run):
     assert steps["layers.2.attn.probs"]["axes"] == ["B", "H", "T", "S"]
 
 
-def test_a_tolerance_looks_past_a_difference(run):
+def test_a_tolerance_looks_past_a_difference_and_none_at_all_can_be_asked_for(run):
     assert run("eps", "llama", "--tolerance", "0.5").code == 0
+    assert run("llama", "llama", "--tolerance", "0").code == 0
+
+
+def test_two_models_are_told_what_one_of_them_lacks(run, folders: Path):
+    random_model("gpt2").save_pretrained(folders / "gpt2")
+    done = run("./gpt2", "llama")
+    assert done.code == 1
+    assert (
+        "\nlayers.0.attn_norm: norm: LayerNorm in A, RMSNorm in B; bias: added in A, none in B\n" in done.out
+    )
+    assert "In one model only: positions, attn.q_rope (3), " in done.out
 
 
 def test_a_window_that_the_run_does_not_reach_is_said(run, folders: Path):

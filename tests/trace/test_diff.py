@@ -21,7 +21,7 @@ from openbook.spec.model import (
     QueryTemperature,
 )
 from openbook.trace import diff, record
-from openbook.trace.diff import compare, depth, tolerance_for
+from openbook.trace.diff import depth, difference, tolerance_for
 from openbook.trace.hf import load_transformers, record_transformers
 from openbook.trace.reasons import explain
 from variants import VARIANTS, attention, block, model, noisy_decoder, random_ids
@@ -339,7 +339,7 @@ def test_the_measure_is_the_worst_relative_error_of_a_tokens_vector():
     changed_step = b.tensor("layers.1.attn_add").clone()
     changed_step[0, 3] *= 1.25
     b.tensors["layers.1.attn_add"] = changed_step  # type: ignore[index]
-    found = compare(a, b, "layers.1.attn_add")
+    found = difference(a, b, "layers.1.attn_add")
     assert found.relative == pytest.approx(0.2)  # ‖x - 1.25 x‖ / ‖1.25 x‖
     assert found.at[:2] == (0, 3)
     assert found.max_abs == pytest.approx(abs(found.a - found.b))
@@ -352,8 +352,8 @@ def test_a_number_that_is_not_finite_on_one_side_alone_is_infinitely_far():
     for broken in (torch.nan, torch.inf):
         a, b = record(decoder, ids), record(decoder, ids)
         a.tensors["head"] = a.tensor("head").clone().index_fill_(1, torch.tensor(2), broken)  # type: ignore[index]
-        assert compare(a, b, "head").relative == torch.inf
-        assert compare(a, a, "head").relative == 0
+        assert difference(a, b, "head").relative == torch.inf
+        assert difference(a, a, "head").relative == 0
 
 
 def test_scores_that_no_query_looks_at_are_not_compared(checkpoint):
@@ -362,7 +362,7 @@ def test_scores_that_no_query_looks_at_are_not_compared(checkpoint):
     scores = b.tensor("layers.0.attn.scores").clone()
     scores.masked_fill_(b.tensor("layers.0.attn.masked").isinf(), 100.0)
     b.tensors["layers.0.attn.scores"] = scores  # type: ignore[index]
-    assert compare(a, b, "layers.0.attn.scores").relative == 0
+    assert difference(a, b, "layers.0.attn.scores").relative == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

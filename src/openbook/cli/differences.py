@@ -19,7 +19,7 @@ def print_report(report: Report, spec: ModelSpec, tokens: list[int], pieces: lis
     """What was found, for a person. `pieces` is the text of each of the tokens, or empty."""
     print(f"{len(tokens)} tokens: {_excerpt(tokens, pieces)}\n")
     if (first := report.first) is None:
-        worst = max(report.rows, key=lambda row: row.relative / row.allowed)
+        worst = max(report.rows, key=lambda row: row.relative / (row.allowed or 1))
         apart = f"{_number(worst.relative)} of {_number(worst.allowed)} allowed"
         same = "none differs" if report.ok else "none of them differs, but the two models do"
         print(f"{len(report.rows)} steps compared, {same}. Furthest apart: {worst.name}, {apart}.")
@@ -28,7 +28,9 @@ def print_report(report: Report, spec: ModelSpec, tokens: list[int], pieces: lis
         why = reason.text if reason else "no known reason: what it reads is equal, what it gives is not"
         print(f"{terminal.paint(first.name, 'red')}: {why}\n")
         _print_table(report, first)
-        print(f"\nFurthest apart {_where(first, spec, pieces)}: {first.a:.6g} in A, {first.b:.6g} in B.")
+        print()
+        if first.at:
+            print(f"Furthest apart at {_where(first, spec, pieces)}: {first.a:.6g} in A, {first.b:.6g} in B.")
         _print_other_faults(report, first)
         if reason and reason.advice:
             print(f"Next: {reason.advice}.")
@@ -115,10 +117,10 @@ def _excerpt(tokens: list[int], pieces: list[str]) -> str:
 
 
 def _where(row: Difference, spec: ModelSpec, pieces: list[str]) -> str:
-    """'at token 3 (' is'), head 2, element 5': the place of the largest difference, in words."""
+    """'token 3 (' is'), head 2, element 5': the place of the largest difference, in words."""
     words = {"T": "token", "S": "key", "H": "head", "G": "head", "A": "choice", "E": "expert", "V": "id"}
     parts = []
-    for axis, i in zip(row.axes, row.at, strict=False):
+    for axis, i in zip(row.axes, row.at, strict=True):
         if axis == "B":
             continue
         if axis in ("H·K", "G·K"):
@@ -127,7 +129,7 @@ def _where(row: Difference, spec: ModelSpec, pieces: list[str]) -> str:
             continue
         piece = f" ({pieces[i]!r})" if axis == "T" and i < len(pieces) else ""
         parts.append(f"{words.get(axis, 'element')} {i}{piece}")
-    return f"at {', '.join(parts)}" if parts else "in shape"
+    return ", ".join(parts)
 
 
 def _number(value: float) -> str:

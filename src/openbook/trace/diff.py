@@ -89,7 +89,7 @@ def diff(a: Trace, b: Trace, tolerance: float | None = None) -> Report:
     if tolerance is None:
         tolerance = tolerance_for(a.dtype, b.dtype)
     both = [name for name in a.tensors if name in b]
-    rows = [compare(a, b, name, tolerance * depth(a.spec, name) ** 0.5) for name in both]
+    rows = [difference(a, b, name, tolerance * depth(a.spec, name) ** 0.5) for name in both]
     wrong = {row.name for row in rows if not row.ok}
     faults = [row.name for row in rows if not row.ok and wrong.isdisjoint(nearest(a.spec, row.name, both))]
     missing = [name for name in (*a.axes, *b.axes) if (name in a.axes) != (name in b.axes)]
@@ -112,27 +112,17 @@ def depth(spec: ModelSpec, name: str) -> int:
 # --- one step -----------------------------------------------------------------------------------
 
 
-def compare(a: Trace, b: Trace, name: str, allowed: float = 0.0) -> Difference:
+def difference(a: Trace, b: Trace, name: str, allowed: float = 0.0) -> Difference:
     """How far apart the two sides of a step are."""
-    x, y = _comparable(a, b, name), _comparable(b, a, name)
-    axes, shapes = a.axes[name], (tuple(x.shape), tuple(y.shape))
+    (x, axes), (y, _) = _comparable(a, b, name), _comparable(b, a, name)
+    shapes = tuple(x.shape), tuple(y.shape)
     if x.shape != y.shape:
         return Difference(name, axes, shapes, allowed)
-    apart = (x - y).abs()
     alike = (x == y) | (x.isnan() & y.isnan())
-    apart = torch.where(alike, 0.0, apart.nan_to_num(torch.inf, torch.inf))
+    apart = torch.where(alike, 0.0, (x - y).abs().nan_to_num(torch.inf, torch.inf))
     at = tuple(int(i) for i in torch.unravel_index(apart.argmax(), apart.shape))
-    return Difference(
-        name,
-        axes,
-        shapes,
-        allowed,
-        _relative(apart, y, axes),
-        float(apart[at]),
-        at,
-        float(x[at]),
-        float(y[at]),
-    )
+    values = float(apart[at]), at, float(x[at]), float(y[at])
+    return Difference(name, axes, shapes, allowed, _relative(apart, y, axes), *values)
 
 
 def _relative(apart: Tensor, y: Tensor, axes: tuple[str, ...]) -> float:
@@ -143,16 +133,18 @@ def _relative(apart: Tensor, y: Tensor, axes: tuple[str, ...]) -> float:
     return float(error.max())
 
 
-def _comparable(side: Trace, other: Trace, name: str) -> Tensor:
-    """The step's tensor in fp64, with what has no meaning in both left out."""
-    x, local = side.tensor(name).double(), local_name(name)
+def _comparable(side: Trace, other: Trace, name: str) -> tuple[Tensor, tuple[str, ...]]:
+    """The step's tensor in fp64 and its axes, without what has no meaning in both sides: scores that nobody
+    looks at, and the order in which a token's experts were chosen."""
+    x, axes, local = side.tensor(name).double(), side.axes[name], local_name(name)
     if local == "attn.scores":
         masked = name.removesuffix("scores") + "masked"
         for trace in (side, other):
             if masked in trace and trace.tensor(masked).shape == x.shape:
-                x = torch.where(trace.tensor(masked).isfinite(), x, 0.0)  # what nobody looks at
+                x = torch.where(trace.tensor(masked).isfinite(), x, 0.0)
     if local == "mlp.chosen" and name in side.choices and name in other.choices:
         mlp = side.spec.layers[int(name.split(".")[1])].mlp
-        if isinstance(mlp, Experts):  # expert by expert, in whatever order they were chosen
+        if isinstance(mlp, Experts):
             x = x.new_zeros(*x.shape[:-1], mlp.n_experts).scatter(-1, side.choices[name], x)
-    return x
+            axes = (*axes[:-1], "E")
+    return x, axes
