@@ -6,6 +6,8 @@ import torch
 from openbook.infer import Cache
 from openbook.ledger import Workload, ledger
 from openbook.model import ExplicitCore, FusedCore
+from openbook.model.experts import can_group, gathered, grouped, looped
+from openbook.spec.model import Experts
 from openbook.trace import Statistics, Trace, record
 from openbook.trace.record import RecordingCore
 from variants import VARIANTS, noisy_decoder, random_ids
@@ -108,6 +110,30 @@ def test_the_mix_is_the_fast_cores_and_agrees_with_the_probabilities(name: str):
     slow = record(decoder, ids)
     for step in fast:
         torch.testing.assert_close(fast.tensor(step.name), slow.tensor(step.name), rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("way", [looped, grouped, gathered])
+@pytest.mark.parametrize("name", ["experts", "routers"])
+def test_the_rows_of_experts_are_their_tokens_in_whatever_order_they_were_computed(name: str, way):
+    decoder = noisy_decoder(VARIANTS[name])
+    layers = [i for i, block in enumerate(decoder.spec.layers) if isinstance(block.mlp, Experts)]
+    for i in layers:
+        experts = decoder.layers[i].mlp.experts
+        experts.way = gathered if way is grouped and not can_group(experts.up.weight) else way
+    trace = record(decoder, random_ids(decoder.spec, BATCH, NEW))
+    for i in layers:
+        mlp, where = decoder.layers[i].mlp, f"layers.{i}.mlp"
+        rows, weights = trace.tensor(f"{where}.experts.down"), trace.tensor(f"{where}.chosen")[..., None]
+        total = (rows if mlp.experts.on_input else rows * weights).sum(dim=-2)
+        torch.testing.assert_close(total, trace.tensor(f"{where}.experts.sum"))
+        chosen = trace.choices[f"{where}.chosen"]
+        expected = torch.einsum(
+            "btaf,btadf->btad", trace.tensor(f"{where}.experts.act"), mlp.experts.down.weight[chosen]
+        )
+        if mlp.experts.down.bias is not None:
+            expected += mlp.experts.down.bias[chosen]
+        torch.testing.assert_close(rows, expected)
 
 
 def test_padding_is_recorded_as_it_ran():
