@@ -172,6 +172,16 @@ def test_a_run_that_is_killed_at_any_instant_goes_on_as_if_unbroken(
     assert_same_run(folder, unbroken)
 
 
+def test_what_a_killed_run_left_half_made_goes(about: dict[str, Any], unbroken: Path, tmp_path: Path):
+    folder = tmp_path / "run"
+    shutil.copytree(unbroken, folder)
+    (folder / "model.0123abcd.part").mkdir()
+    (folder / "model.0123abcd.part" / "model.safetensors").write_bytes(b"half")
+    (folder / "metrics.jsonl.0123abcd.part").write_text("{")
+    open_run(recipe(about), folder, resume=True)
+    assert sorted(path.name for path in folder.iterdir()) == sorted(path.name for path in unbroken.iterdir())
+
+
 def test_a_line_of_metrics_that_was_cut_is_written_again(
     about: dict[str, Any], unbroken: Path, tmp_path: Path
 ):

@@ -13,6 +13,7 @@ import errno
 import json
 import os
 import secrets
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -37,7 +38,7 @@ from openbook.train.loop import StopRequest, Trainer
 from openbook.train.optim import Optimizer, cosine, parameter_groups, warmup_stable_decay
 from openbook.train.pack import Packed
 from openbook.train.predict import Prediction, predict
-from openbook.train.recipe import Recipe, RecipeError, TrainPart
+from openbook.train.recipe import DataPart, Recipe, RecipeError, TrainPart
 from openbook.weights.fit import check_fit
 from openbook.weights.save import save_hf
 
@@ -70,21 +71,30 @@ def spec_of(recipe: Recipe, vocab_size: int) -> ModelSpec:
     return spec
 
 
-def expected_vocab_size(recipe: Recipe) -> int:
+def vocabulary_of(about: DataPart) -> int | sources.Source:
+    """What `data.build` is told: the size of a vocabulary to train, or the model whose tokenizer is taken."""
+    return about.vocab if about.vocab is not None else sources.resolve(about.tokenizer or "")
+
+
+def expected_vocab_size(about: DataPart) -> int:
     """The vocabulary's size before there is a dataset: of one that is to be trained, the most it may get."""
-    if recipe.data.folder is not None:
-        return data.open_dataset(recipe.data.folder).vocab_size
-    if recipe.data.vocab is not None:
-        return recipe.data.vocab
-    tokenizer = Tokenizer.from_source(sources.resolve(recipe.data.tokenizer or ""))
+    if about.folder is not None:
+        return data.open_dataset(about.folder).vocab_size
+    vocabulary = vocabulary_of(about)
+    if isinstance(vocabulary, int):
+        return vocabulary
+    tokenizer = Tokenizer.from_source(vocabulary)
     if tokenizer is None:
-        raise RecipeError(f"data.tokenizer: {recipe.data.tokenizer} has no tokenizer")
+        raise RecipeError(
+            f"data.tokenizer: {about.tokenizer} has none: name a fetched model, a .gguf file or a folder "
+            "with tokenizer.json"
+        )
     return tokenizer.vocab_size
 
 
 def prediction(recipe: Recipe) -> Prediction:
     """What the recipe will take. Raises what `spec_of` raises."""
-    return predict(spec_of(recipe, expected_vocab_size(recipe)), recipe.train, recipe.data.length)
+    return predict(spec_of(recipe, expected_vocab_size(recipe.data)), recipe.train, recipe.data.length)
 
 
 def schedule_of(train: TrainPart) -> Callable[[int], float]:
@@ -100,9 +110,8 @@ def dataset_of(recipe: Recipe, folder: Path, progress: data.Progress | None = No
     if about.folder is not None:
         return data.open_dataset(about.folder)
     if not (folder / DATA).exists():
-        tokenizer = sources.resolve(about.tokenizer) if about.tokenizer is not None else about.vocab
         held_out = DEFAULT_HELD_OUT if about.held_out is None else about.held_out
-        data.build(folder / DATA, corpus_of(about.sources), tokenizer or 0, held_out, progress)
+        data.build(folder / DATA, corpus_of(about.sources), vocabulary_of(about), held_out, progress)
     return data.open_dataset(folder / DATA)
 
 
@@ -158,12 +167,11 @@ def open_run(
     if not force:
         check_fit(f"training {recipe.name}", predicted.bytes)
     _take_folder(recipe, folder, resume)
+    _clear_parts(folder)
     dataset = dataset_of(recipe, folder, progress)
     spec = spec_of(recipe, dataset.vocab_size)
     train, about = recipe.train, recipe.data
     samples = dataset.pack("train", about.length, train.seed, about.whole)
-    heldout = dataset.splits.get("heldout")
-    has_heldout = heldout is not None and heldout.labels > 0
     trainer = trainer_of(recipe, spec, samples)
     found = load_latest(folder)
     if found is not None:
@@ -174,9 +182,19 @@ def open_run(
         recipe,
         dataset,
         trainer,
-        dataset.pack("heldout", about.length, train.seed, about.whole) if has_heldout else None,
+        _heldout(dataset, about),
         predict(spec, train, about.length).step_flops,
         tuple(f"{skipped.path.name}: {skipped.why}" for skipped in found.skipped) if found else (),
+    )
+
+
+def _heldout(dataset: data.Dataset, about: DataPart) -> Packed | None:
+    """The rows to evaluate on, if anything was held out that can be predicted."""
+    split = dataset.splits.get("heldout")
+    return (
+        None
+        if split is None or not split.labels
+        else dataset.pack("heldout", about.length, whole=about.whole)
     )
 
 
@@ -201,6 +219,15 @@ def _take_folder(recipe: Recipe, folder: Path, resume: bool) -> None:
         raise FileExistsError(errno.EEXIST, "is there and holds no run: choose another folder", str(folder))
     folder.mkdir(parents=True, exist_ok=True)
     _write_whole(path, json.dumps(recipe.plain(), indent=2) + "\n")
+
+
+def _clear_parts(folder: Path) -> None:
+    """Removes what a killed run left half made: everything gets its own name only when it is whole."""
+    for part in folder.glob("*.part"):
+        if part.is_dir():
+            shutil.rmtree(part)
+        else:
+            part.unlink()
 
 
 FREE = frozenset(("train.micro_rows", "train.max_nonfinite"))
