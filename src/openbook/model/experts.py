@@ -7,7 +7,7 @@ Three ways lead through the experts, and all give the same: `looped`, the obviou
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -81,6 +81,15 @@ def within_best_groups(ranks: Float[Tensor, "B T E"], groups: Groups) -> Float[T
 # --- the experts' matrices ----------------------------------------------------------------------
 
 
+@runtime_checkable
+class Rows(Protocol):
+    """Says which expert's matrix each row is multiplied by, and how."""
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """[*rows, in] by [E, out, in] and [E, out] → [*rows, out]."""
+        ...
+
+
 class One(NamedTuple):
     """All rows go to one expert."""
 
@@ -101,13 +110,14 @@ class Each(NamedTuple):
 
 
 class Runs(NamedTuple):
-    """Rows in the order of their experts. Those of expert i end before row `ends[i]` (int32)."""
+    """Rows in the order of their experts, all multiplied by one grouped product."""
 
     experts: Int[Tensor, " rows"]
-    ends: Int[Tensor, " E"]
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        y = F.grouped_mm(x, weight.mT, offs=self.ends)
+        everyone = torch.arange(len(weight), device=weight.device)
+        ends = torch.searchsorted(self.experts, everyone, right=True).int()  # of each expert's rows
+        y = F.grouped_mm(x, weight.mT, offs=ends)
         return y if bias is None else y + bias[self.experts]
 
 
@@ -119,7 +129,7 @@ class Matrices(nn.Module):
         self.weight = nn.Parameter(torch.empty(n_experts, out, into))
         self.bias = nn.Parameter(torch.empty(n_experts, out)) if bias else None
 
-    def forward(self, x: Float[Tensor, "*rows in"], of: One | Each | Runs) -> Float[Tensor, "*rows out"]:
+    def forward(self, x: Float[Tensor, "*rows in"], of: Rows) -> Float[Tensor, "*rows out"]:
         return of.linear(x, self.weight, self.bias)
 
 
@@ -144,7 +154,7 @@ class FeedForwards(nn.Module):
         return way(self, x.flatten(0, 1), weights, experts).view(x.shape)
 
     def weighted(
-        self, x: Float[Tensor, "*rows D"], weights: Float[Tensor, "*rows 1"], of: One | Each | Runs
+        self, x: Float[Tensor, "*rows D"], weights: Float[Tensor, "*rows 1"], of: Rows
     ) -> Float[Tensor, "*rows D"]:
         """What each row's expert makes of it, times its weight: fp32, unless the input is weighted."""
         if self.on_input:
@@ -174,11 +184,20 @@ def grouped(
     feed: FeedForwards, x: Float[Tensor, "N D"], weights: Float[Tensor, "N A"], experts: Int[Tensor, "N A"]
 ) -> Float[Tensor, "N D"]:
     """Rows sorted by expert, and one grouped product for all. Nobody waits to hear what was chosen."""
+    return in_order(feed, x, weights, experts, Runs)
+
+
+def in_order(
+    feed: FeedForwards,
+    x: Float[Tensor, "N D"],
+    weights: Float[Tensor, "N A"],
+    experts: Int[Tensor, "N A"],
+    rows_of: Callable[[Tensor], Rows],
+) -> Float[Tensor, "N D"]:
+    """All rows at once, sorted by expert, multiplied as `rows_of` the sorted experts says."""
     order = experts.flatten().argsort()
-    of = experts.flatten()[order]
-    everyone = torch.arange(feed.up.weight.shape[0], device=of.device)
-    runs = Runs(of, torch.searchsorted(of, everyone, right=True).int())
-    rows = feed.weighted(x[order // experts.shape[1]], weights.flatten()[order, None], runs)
+    of = rows_of(experts.flatten()[order])
+    rows = feed.weighted(x[order // experts.shape[1]], weights.flatten()[order, None], of)
     back = torch.empty_like(rows).index_copy(0, order, rows)
     return back.view(*experts.shape, -1).sum(dim=1).to(x.dtype)
 

@@ -2,16 +2,23 @@
 
 Where PyTorch starts some 25 kernels a layer for one token, each with its own threads, `NativeDecoder` is one
 loop over a list of operations that was derived from the spec. `NativeNorm`, `NativeRotate`, `NativeCore`
-and `NativeActivation` take a whole prompt's norms, rotations, attention and gates; its matrix products stay
-PyTorch's. They are accelerators and nothing else: the same names and faces as what they stand in for, to
-which they hand back whatever they do not do.
+and `NativeActivation` take a whole prompt's norms, rotations, attention and gates, and `native_experts` the
+experts of a few tokens; a prompt's matrix products stay PyTorch's. They are accelerators and nothing else:
+the same names and faces as what they stand in for, to which they hand back whatever they do not do.
 """
 
 from collections.abc import Mapping
 
 from openbook.model import Decoder
-from openbook.native.build import NativeUnavailableError
-from openbook.native.modules import NativeActivation, NativeCore, NativeNorm, NativeRotate, use_native_modules
+from openbook.native.build import NativeUnavailableError, library
+from openbook.native.modules import (
+    NativeActivation,
+    NativeCore,
+    NativeNorm,
+    NativeRotate,
+    native_experts,
+    use_native_modules,
+)
 from openbook.native.step import NativeDecoder
 from openbook.weights.blocks import Blocks
 
@@ -23,14 +30,20 @@ __all__ = [
     "NativeRotate",
     "NativeUnavailableError",
     "accelerate",
+    "native_experts",
 ]
 
 
 def accelerate(decoder: Decoder, blocks: Mapping[str, Blocks] | None = None) -> NativeDecoder | Decoder:
-    """The decoder with native steps, its layers given native modules; or itself where that cannot be."""
+    """The decoder with native modules in its layers, and with native steps if there are operations for all of
+    its own; or itself as it is where nothing native can be had."""
     try:
-        native = NativeDecoder(decoder, blocks)
+        library()
     except NativeUnavailableError:
         return decoder
+    try:
+        engine = NativeDecoder(decoder, blocks)
+    except NativeUnavailableError:
+        engine = decoder
     use_native_modules(decoder)
-    return native
+    return engine

@@ -1,4 +1,5 @@
-"""A prompt's norms, rotations, attention and gates in C: modules that stand in for the model's own.
+"""A prompt's norms, rotations, attention and gates in C, and the experts of a few tokens: modules that stand
+in for the model's own.
 
 Each has the class it replaces as its base, and does what that does wherever C does not: with a gradient,
 for a few tokens, in another dtype or layout.
@@ -7,11 +8,12 @@ for a few tokens, in another dtype or layout.
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from openbook.model import Decoder
 from openbook.model.attention import FusedCore, Mask
+from openbook.model.experts import FeedForwards, in_order, looped
 from openbook.model.mlp import Activation
 from openbook.model.norm import HeadNorm, Norm
 from openbook.model.positions import Rotate, Rotation
@@ -22,6 +24,7 @@ from openbook.native.lower import (
     DTYPES,
     GATE,
     LAYERNORM,
+    LINEAR_ROWS,
     NORM,
     PACK,
     ROTATE_ROWS,
@@ -34,6 +37,9 @@ TILE, QUERIES = 32, 8
 
 LEAST_ROWS, MOST_KEYS = 16, 16_384
 """Fewer tokens are not worth the call; more keys do not fit a worker's stack."""
+
+MOST_ROWS = 8
+"""Tokens of one expert, on average. Of more, PyTorch's own products are as fast."""
 
 
 def use_native_modules(decoder: Decoder) -> None:
@@ -50,6 +56,8 @@ def use_native_modules(decoder: Decoder) -> None:
                 decoder.set_submodule(name, NativeActivation(module.kind))
             case Norm():
                 decoder.set_submodule(name, NativeNorm(module))
+            case FeedForwards():
+                module.way = native_experts
 
 
 def _suits(*tensors: Tensor) -> bool:
@@ -191,3 +199,43 @@ def _attend(
         ),
     )  # fmt: skip
     _run(*ops)
+
+
+def native_experts(
+    feed: FeedForwards, x: Float[Tensor, "N D"], weights: Float[Tensor, "N A"], experts: Int[Tensor, "N A"]
+) -> Float[Tensor, "N D"]:
+    """A way through the experts: few tokens without a gradient in C, in fp32 arithmetic; others `looped`."""
+    parameters = list(feed.parameters())
+    few = experts.numel() <= MOST_ROWS * feed.up.weight.shape[0]
+    if not (few and _suits(x, *parameters) and all(p.is_contiguous() for p in parameters)):
+        return looped(feed, x, weights, experts)
+    return in_order(feed, x, weights, experts, NativeRuns)
+
+
+class NativeRuns:
+    """Rows in the order of their experts, each run multiplied in C. Results are fp32."""
+
+    def __init__(self, experts: Int[Tensor, " rows"]) -> None:
+        hit, counts = experts.unique_consecutive(return_counts=True)
+        self._runs = list(zip(hit.tolist(), counts.tolist(), strict=True))
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """See `openbook.model.experts.Rows`."""
+        x = x.float().contiguous()
+        n, width = weight.shape[1:]
+        y = torch.empty(len(x), n)
+        ops, first = [], 0
+        for expert, count in self._runs:
+            ops.append(
+                Op(
+                    code=LINEAR_ROWS, n=n, width=width, rows=count, matrix=DTYPES[weight.dtype],
+                    row_bytes=width * weight.itemsize,
+                    weight=weight.data_ptr() + expert * n * width * weight.itemsize,
+                    bias=None if bias is None else bias.data_ptr() + expert * n * bias.itemsize,
+                    a=x.data_ptr() + first * width * x.itemsize, dst=y.data_ptr() + first * n * y.itemsize,
+                )
+            )  # fmt: skip
+            first += count
+        ops[-1].barrier = 1
+        _run(*ops)
+        return y

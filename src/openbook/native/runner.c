@@ -6,7 +6,8 @@
  * are decoded to fp32 in registers. So a step reads each weight once, in its own size, and computes what the
  * decoded matrix would give.
  *
- * Here: which operation is which, and the threads. The operations are in step.h (one token) and prompt.h.
+ * Here: which operation is which, and the threads. The operations are in step.h (one token), rows.h (a few)
+ * and prompt.h (many).
  */
 
 #include <pthread.h>
@@ -16,6 +17,7 @@
 
 #include "op.h"
 #include "prompt.h"
+#include "rows.h"
 #include "step.h"
 
 static void run_op(const Op *op, const Step *step, int64_t from, int64_t to) {
@@ -39,6 +41,7 @@ static void run_op(const Op *op, const Step *step, int64_t from, int64_t to) {
         break;
     case GATE: gate(op, from, to); break;
     case ROTATE_ROWS: rotate_rows(op, from, to); break;
+    case LINEAR_ROWS: linear_rows(op, from, to); break;
     case ADD:
         for (int64_t i = from; i < to; i++) op->dst[i] += op->a[i] * op->scale;
         break;
@@ -153,7 +156,7 @@ static Run *prepare(const Op *ops, int64_t n, const Step *step, int threads) {
         Task *task = run->tasks + i;
         task->op = ops[i];
         /* a few portions a thread; rows go four at a time, and a portion of elements is worth the taking */
-        int64_t least = ops[i].code == LINEAR ? 4 : ops[i].width ? 1 : 256, wanted = threads * 4;
+        int64_t least = ops[i].code == LINEAR || ops[i].code == LINEAR_ROWS ? 4 : ops[i].width ? 1 : 256, wanted = threads * 4;
         task->portion = (ops[i].n + wanted - 1) / wanted;
         task->portion = (task->portion + least - 1) / least * least;
         task->portions = (ops[i].n + task->portion - 1) / task->portion;

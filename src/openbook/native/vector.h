@@ -6,6 +6,8 @@
 #include "op.h"
 
 typedef float v16 __attribute__((vector_size(64), aligned(4)));
+typedef float v8 __attribute__((vector_size(32)));
+typedef float v4 __attribute__((vector_size(16)));
 typedef uint32_t u16x32 __attribute__((vector_size(64)));
 typedef int32_t i32x16 __attribute__((vector_size(64)));
 typedef uint16_t h16 __attribute__((vector_size(32), aligned(2)));
@@ -55,10 +57,17 @@ static inline v16 choose(i32x16 where, v16 yes, v16 no) {
     return (v16)(((i32x16)yes & where) | ((i32x16)no & ~where));
 }
 
+/* By halves, where the compiler can say so: faster than one number after the other. */
 static inline float sum16(v16 x) {
+#if defined(__clang__) || __GNUC__ >= 12
+    x += __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
+    x += __builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
+    return (x[0] + x[2]) + (x[1] + x[3]);
+#else
     float s = 0;
     for (int i = 0; i < 16; i++) s += x[i];
     return s;
+#endif
 }
 
 #define INLINE static inline __attribute__((always_inline)) /* so that dtype is a constant inside */
