@@ -162,6 +162,7 @@ def test_byte_tokens_and_the_unknown_one_are_marked_as_in_sentencepieces_own_fil
     tokens = spm_metadata["tokenizer.ggml.tokens"]
     assert written["tokenizer.ggml.tokens"][: len(tokens)] == tokens
     assert written["tokenizer.ggml.token_type"][: len(tokens)] == spm_metadata["tokenizer.ggml.token_type"]
+    assert written["tokenizer.ggml.unknown_token_id"] == spm_metadata["tokenizer.ggml.unknown_token_id"]
 
 
 def test_rows_without_a_token_get_a_name_and_are_never_used(byte_level_vocabulary):

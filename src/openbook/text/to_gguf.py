@@ -40,14 +40,15 @@ def to_metadata(vocabulary: Vocabulary, n_rows: int) -> dict[str, Any]:
     tokens = [token or f"[PAD{i}]" for i, token in enumerate(vocabulary.tokens)]
     tokens += [f"[PAD{i}]" for i in range(len(tokens), n_rows)]
     merges = [merge if isinstance(merge, list) else merge.split(" ") for merge in backend["model"]["merges"]]
+    types = [int(_type(vocabulary, backend, i)) for i in range(n_rows)]
     own = _byte_level if vocabulary.scheme == "byte-level" else _sentencepiece
     keys = {
         **own(vocabulary, backend, tokens, merges),
         "tokens": tokens,
-        "token_type": [int(_type(vocabulary, backend, i)) for i in range(n_rows)],
+        "token_type": types,
         "add_bos_token": vocabulary.add_bos,
         "add_eos_token": vocabulary.add_eos,
-        **dict(_special_ids(vocabulary)),
+        **dict(_special_ids(vocabulary, types)),
     }
     metadata: dict[str, Any] = {f"tokenizer.ggml.{key}": value for key, value in keys.items()}
     if vocabulary.chat_template is not None:
@@ -138,8 +139,10 @@ def _type(vocabulary: Vocabulary, backend: Mapping[str, Any], token_id: int) -> 
     return TokenType.USER_DEFINED if token_id in vocabulary.literal else TokenType.NORMAL
 
 
-def _special_ids(vocabulary: Vocabulary) -> Iterator[tuple[str, int]]:
+def _special_ids(vocabulary: Vocabulary, types: list[int]) -> Iterator[tuple[str, int]]:
     """A file has three names for tokens that end an answer: of the text, of the turn, of a message."""
+    if TokenType.UNKNOWN in types:
+        yield "unknown_token_id", types.index(TokenType.UNKNOWN)
     if vocabulary.bos_id is not None:
         yield "bos_token_id", vocabulary.bos_id
     ends = sorted(vocabulary.eos_ids, key=lambda i: (i != vocabulary.eos_id, i))
