@@ -122,6 +122,10 @@ def test_a_prediction_is_the_ledgers(recipe: Path):
     assert items["weights"] == items["gradients"] == 4 * found.params
     assert items["optimizer"] == 8 * found.params
     assert items["activations"] == book.memory(Workload("train", batch=2, new=16))["activations"]
+    assert items["masks"] == 2 * 16 * 16 * (
+        1 + 4 * 3 * 2
+    )  # one table of bytes; 3 layers with 2 groups of heads
+    assert items["loss"] == 4 * (4 * 2 * 16 * 131 + 2 * 131 * 52)
     assert found.bytes == sum(items.values())
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from openbook.ledger import Workload, ledger
 from openbook.ledger.memory import MemoryRow
-from openbook.spec.model import ModelSpec
+from openbook.spec.model import Attention, ModelSpec
 from openbook.train.loss import MAX_LOGITS
 from openbook.train.recipe import TrainPart
 
@@ -59,8 +59,23 @@ def _memory(spec: ModelSpec, train: TrainPart, length: int) -> list[MemoryRow]:
     rows.append(MemoryRow("activations", activations, f"kept for backward by {at_once} rows"))
     if train.dtype == "bf16":
         rows.append(MemoryRow("casts", 2 * book.params.total, "the matrices in bf16"))
+    rows.append(MemoryRow("masks", _mask_bytes(spec, at_once, length), "who sees whom in packed rows"))
     chunk = max(spec.vocab_size, min(MAX_LOGITS, at_once * length * spec.vocab_size))
+    # Logits, log-softmax and the gradients of both; for z the exponentials, their gradient and a sum too.
+    copies = 6 if train.z_weight else 4
     head = spec.vocab_size * spec.d_model
-    meaning = "a chunk of the logits, its softmax and its gradient; two gradients of the head"
-    rows.append(MemoryRow("loss", 4 * (3 * chunk + 2 * head), meaning))
+    meaning = f"a chunk of the logits, {copies} times with its gradients; two gradients of the head"
+    rows.append(MemoryRow("loss", 4 * (copies * chunk + 2 * head), meaning))
     return rows
+
+
+def _mask_bytes(spec: ModelSpec, rows: int, length: int) -> int:
+    """A table [B, T, T] of bytes for each window; and what each layer's kernel keeps for backward: the same
+    in fp32, and where query heads share keys, once for each group."""
+    windows = {block.attn.window for block in spec.layers}
+    tables = sum(
+        block.attn.n_kv_heads if block.attn.n_kv_heads < block.attn.n_heads else 1
+        for block in spec.layers
+        if isinstance(block.attn, Attention)
+    )
+    return rows * length**2 * (len(windows) + 4 * tables)
