@@ -57,13 +57,17 @@ RULES = {
     ),
     "lm": Rule(own="files spec sources ledger text model weights native infer trace", libraries="torch"),
     "bench": Rule(own="spec ledger model weights native infer lm", libraries="torch", inside="transformers"),
+    "bench_experts": Rule(
+        own="spec ledger model weights native bench", libraries="torch", inside="transformers"
+    ),
     "serve": Rule(
         own="files spec models sources ledger plan text model weights native infer trace lm",
         libraries="torch starlette uvicorn sse_starlette pydantic PIL",
     ),
     "cli": Rule(
         own=(
-            "files spec models sources ledger plan text model weights native infer train trace lm bench serve"
+            "files spec models sources ledger plan text model weights native infer train trace lm bench "
+            "bench_experts serve"
         ),
         libraries="typer",
         inside=f"rich {LIBRARIES}",

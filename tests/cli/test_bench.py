@@ -94,3 +94,31 @@ def test_without_transformers_there_is_one_line_and_exit_code_3(
 
 def test_a_bench_of_nothing_is_wrong_usage(openbook, model: str):
     assert openbook("bench", model, "-p", "0", "-n", "0").code == 2
+
+
+# --- experts ------------------------------------------------------------------------------------
+
+MIXTURE = {
+    "model_type": "olmoe", "vocab_size": 300, "hidden_size": 64, "intermediate_size": 40,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "num_experts": 10,
+    "num_experts_per_tok": 3, "max_position_embeddings": 128,
+}  # fmt: skip
+
+
+def test_experts_need_no_weights_and_are_compared_with_transformers(openbook, tmp_path: Path):
+    (tmp_path / "config.json").write_text(json.dumps(MIXTURE))
+    asked = ("bench", str(tmp_path), "--experts", "-r", "1", "--dtype", "fp32", "--vs", "hf")
+    lines = openbook(*asked).out.splitlines()
+    assert re.split(r"  +", lines[0]) == [
+        "experts of", "backend", "way", "tokens", "ms", "of limit", "vs eager", "error",
+    ]  # fmt: skip
+    assert re.search(r" fp32  openbook +default +1 +[\d.]+ ± [\d.]+ +\d+% +[\d.]+ +\de-0\d$", lines[2])
+    rows = json.loads(openbook(*asked, "--json").out)["experts"]
+    assert {row["tokens"] for row in rows} == {1, 64, 2048}
+    assert all(row["error"] < 1e-5 and row["ratio_to_hf_eager"] > 0 for row in rows)
+
+
+def test_a_model_without_experts_is_told_so(openbook, model: str):
+    done = openbook("bench", model, "--experts")
+    assert done.code != 0
+    assert "has no experts" in done.err

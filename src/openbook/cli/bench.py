@@ -16,6 +16,7 @@ from openbook.cli.options import Force, Json, Quiet, Threads, Verbose, Weights
 
 if TYPE_CHECKING:
     from openbook.bench import Result
+    from openbook.bench_experts import ExpertsResult
 
 
 def run(
@@ -39,6 +40,13 @@ def run(
         Literal["hf"] | None,
         typer.Option(help="Run Hugging Face on the same weights, in turns.", show_default=False),
     ] = None,
+    experts: Annotated[
+        bool,
+        typer.Option(
+            "--experts",
+            help="Only the experts of one layer, with random weights: MODEL may be a preset, too.",
+        ),
+    ] = False,
     force: Force = False,
     json: Json = False,
     quiet: Quiet = False,
@@ -49,6 +57,9 @@ def run(
         raise UsageError("-p 0 and -n 0 leave nothing to measure")
     if vs and find_spec("transformers") is None:
         raise MissingExtraError("--vs hf needs transformers: pip install transformers accelerate gguf")
+    if experts:
+        _bench_experts(model, dtype, threads, repetitions, vs == "hf", force, json)
+        return
     from openbook import bench
     from openbook.cli.loading import load, source_with_weights
 
@@ -66,6 +77,30 @@ def run(
         terminal.write_json("bench", {"model": name, "results": [_plain(result) for result in results]})
     else:
         print(_table(name, results), end="")
+
+
+def _bench_experts(
+    model: str, dtype: str | None, threads: int | None, repetitions: int, vs_hf: bool, force: bool, json: bool
+) -> None:
+    import torch
+
+    from openbook.bench_experts import bench_experts
+    from openbook.sources import resolve
+
+    spec = resolve(model).spec
+    _warn_if_busy()
+    if threads is not None:
+        torch.set_num_threads(threads)
+    dtypes = (dtype or "fp32,bf16").split(",")
+    with terminal.Status() as status:
+        results = bench_experts(
+            spec, dtypes, repetitions=repetitions, against_hf=vs_hf, force=force, progress=status
+        )
+    name = Path(model).stem
+    if json:
+        terminal.write_json("bench", {"model": name, "experts": [_plain_experts(r) for r in results]})
+    else:
+        print(_experts_table(name, results), end="")
 
 
 def _warn(text: str) -> None:
@@ -154,6 +189,48 @@ def _in_words(default: Result) -> str:
     return f"{types} blocks for single tokens and {dtype} for prompts" if types else dtype
 
 
+def _experts_table(name: str, results: list[ExpertsResult]) -> str:
+    from openbook.bench import spread
+    from openbook.ledger.table import Column, Table
+
+    compared = any(result.ratio for result in results)
+    rows = [
+        (
+            f"{name} {result.dtype}",
+            result.side.engine,
+            result.side.way,
+            f"{result.tokens:,}",
+            f"{result.seconds * 1e3:,.2f} ± {spread(result.samples) * 1e3:,.2f}",
+            f"{result.limit / result.seconds:.0%}",
+            *((f"{result.ratio:.2f}", f"{result.error:.0e}") if compared else ()),
+        )
+        for result in results
+    ]
+    titles = ["experts of", "backend", "way", "tokens", "ms", "of limit", *(["vs eager", "error"] * compared)]
+    left = {"experts of", "backend", "way"}
+    columns = tuple(Column(title, "text" if title in left else "count") for title in titles)
+    return Table("", columns, tuple(rows), tuple(_experts_notes(results, compared))).text().lstrip("\n")
+
+
+def _experts_notes(results: list[ExpertsResult], compared: bool) -> Iterator[str]:
+    machine = results[0].machine
+    yield (
+        f"ms: the experts of one layer, random weights and choices, {machine.threads} threads, the median of "
+        f"{len(results[0].samples)} repetitions ± half their range."
+    )
+    yield "way: default is what a loaded model takes."
+    if compared:
+        yield (
+            "vs eager: how many times as fast as transformers' eager experts, the median of the repetitions' "
+            "ratios; error: the largest difference from their output, over its largest number."
+        )
+    rates = ", ".join(f"{rate / 1e9:,.0f} GFLOP/s in {name}" for name, rate in machine.flops_per_s.items())
+    yield (
+        f"limit: experts that are hit, read at {machine.bytes_per_s / 1e9:.1f} GB/s, or the products at a "
+        f"measured {rates}."
+    )
+
+
 # --- for programs -------------------------------------------------------------------------------
 
 
@@ -181,4 +258,25 @@ def _plain(result: Result) -> dict[str, Any]:
         "matmul_flops_per_s": result.machine.flops_per_s.get(result.setup.dtype),
         "ratio_to_hf": result.ratio,
         "ratio_to_hf_dtype": result.hf_dtype,
+    }
+
+
+def _plain_experts(result: ExpertsResult) -> dict[str, Any]:
+    from openbook.bench import spread
+
+    return {
+        "backend": result.side.engine,
+        "way": result.side.way,
+        "dtype": result.dtype,
+        "tokens": result.tokens,
+        "threads": result.machine.threads,
+        "seconds": result.seconds,
+        "seconds_spread": spread(result.samples),
+        "samples_s": list(result.samples),
+        "limit_s": result.limit,
+        "share_of_limit": result.limit / result.seconds,
+        "read_bytes_per_s": result.machine.bytes_per_s,
+        "matmul_flops_per_s": result.machine.flops_per_s[result.dtype],
+        "ratio_to_hf_eager": result.ratio,
+        "error": result.error,
     }
