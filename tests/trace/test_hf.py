@@ -6,7 +6,7 @@ import torch
 
 from checkpoints import FAMILIES
 from openbook.spec.reader import UnsupportedError
-from openbook.trace import diff
+from openbook.trace import diff, record
 from openbook.trace.hf import load_transformers, record_transformers
 from openbook.trace.schema import local_name
 
@@ -35,6 +35,17 @@ def test_no_step_of_the_same_checkpoint_differs(checkpoint, family: str):
     report = diff(checkpoint(family).our_trace(), checkpoint(family).their_trace())
     assert (report.first, report.missing) == (None, [])
     assert max(row.relative for row in report.rows) < 1e-5
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "gemma3_text"])
+def test_as_many_tokens_as_heads_are_told_apart(checkpoint, family: str):
+    made = checkpoint(family)
+    for n in {made.ours.spec.layers[0].attn.n_heads, made.ours.spec.layers[0].attn.n_kv_heads}:
+        ids = made.ids[:, :n]
+        theirs = record_transformers(made.theirs, made.ours.spec, ids)
+        report = diff(record(made.ours, ids), theirs)
+        assert (report.first, report.missing) == (None, [])
+        assert theirs.tensor("head").shape[1] == theirs.ids.shape[1] == n
 
 
 @torch.no_grad()

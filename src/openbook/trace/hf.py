@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,13 +55,42 @@ def parameters_of(model: Any, spec: ModelSpec) -> dict[str, Tensor]:
     return Modules.of(model, spec).parameters
 
 
-@torch.no_grad()
 def record_transformers(model: Any, spec: ModelSpec, ids: Tensor, only: Only | None = None) -> Trace:
     """Runs a model of transformers on `ids` [B, T] and keeps its steps, or those for which `only` says so.
 
     `spec` is our reading of the same configuration. Steps that the model has no tensor for, or one that
     cannot be told, are left out. Raises `UnsupportedError` for a model without a dialect.
+
+    A run of as many tokens as there are heads could not tell the two axes apart. It gets one more token, or
+    two, which are cut off again: no token before them sees them.
     """
+    heads = {n for block in spec.layers for n in (block.attn.n_heads, getattr(block.attn, "n_kv_heads", 0))}
+    length = ids.shape[1]
+    longer = next(n for n in range(length, length + len(heads) + 1) if n not in heads)
+    more = ids[:, -1:].expand(-1, longer - length)
+    return _first_tokens(_record(model, spec, torch.cat((ids, more), dim=1), only), length)
+
+
+def _first_tokens(trace: Trace, length: int) -> Trace:
+    """The trace of the first `length` tokens."""
+    if trace.ids.shape[1] == length:
+        return trace
+
+    def cut(name: str, x: Tensor) -> Tensor:
+        return x[tuple(slice(length) if axis in ("T", "S") else slice(None) for axis in trace.axes[name])]
+
+    return replace(
+        trace,
+        ids=trace.ids[:, :length],
+        positions=trace.positions[:, :length],
+        tensors={name: cut(name, x) for name, x in trace.tensors.items()},
+        keys={layer: positions[:, :length] for layer, positions in trace.keys.items()},
+        choices={name: experts[:, :length] for name, experts in trace.choices.items()},
+    )
+
+
+@torch.no_grad()
+def _record(model: Any, spec: ModelSpec, ids: Tensor, only: Only | None) -> Trace:
     dtype = dtype_of(model.get_input_embeddings().weight)
     seen = _Copies(op_rows(spec, dtype, ids.shape[0], ids.shape[1]), only)
     modules = Modules.of(model, spec)
