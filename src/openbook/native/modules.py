@@ -38,7 +38,7 @@ TILE, QUERIES = 32, 8
 LEAST_ROWS, MOST_KEYS = 16, 16_384
 """Fewer tokens are not worth the call; more keys do not fit a worker's stack."""
 
-MOST_ROWS = 8
+MOST_ROWS = {torch.float32: 16, torch.bfloat16: 8}
 """Tokens of one expert, on average. Of more, PyTorch's own products are as fast."""
 
 
@@ -206,7 +206,7 @@ def native_experts(
 ) -> Float[Tensor, "N D"]:
     """A way through the experts: few tokens without a gradient in C, in fp32 arithmetic; others `looped`."""
     parameters = list(feed.parameters())
-    few = experts.numel() <= MOST_ROWS * feed.up.weight.shape[0]
+    few = experts.numel() <= MOST_ROWS.get(x.dtype, 0) * feed.up.weight.shape[0]
     if not (few and _suits(x, *parameters) and all(p.is_contiguous() for p in parameters)):
         return looped(feed, x, weights, experts)
     return in_order(feed, x, weights, experts, NativeRuns)
