@@ -5,6 +5,8 @@ from pathlib import Path
 
 # Before torch is imported anywhere: two test runs side by side must not fight for the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "2")
+if "PYTEST_XDIST_WORKER" in os.environ:  # one of `pytest -n 2`'s
+    os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ["NO_COLOR"] = "1"

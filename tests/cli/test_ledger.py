@@ -20,7 +20,7 @@ ABSURD = {
     "head size": LLAMA | {"head_dim": 10**18},
     "experts": {"model_type": "mixtral", "num_local_experts": 10**12, "num_experts_per_tok": 10**6},
     "positions": {"model_type": "opt", "max_position_embeddings": 10**18, "vocab_size": 10**18},
-    "windows": {"model_type": "gemma3_text", "num_hidden_layers": 10**5, "sliding_window": 10**15},
+    "windows": {"model_type": "gemma3_text", "num_hidden_layers": 10**4, "sliding_window": 10**15},
 }
 REFUSED = {
     "layers": LLAMA | {"num_hidden_layers": 10**12},
@@ -80,7 +80,8 @@ def test_two_models_fit_any_terminal_beside_each_other(openbook, monkeypatch, co
         assert number in words
 
 
-def test_what_both_have_alike_is_marked_equal(openbook):
+def test_what_both_have_alike_is_marked_equal(openbook, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
     lines = openbook("ledger", "gpt2", "--vs", "gpt2").out.splitlines()
     assert lines[1].split() == ["gpt2", "(1)", "gpt2", "(2)"]
     (total,) = (line for line in lines if line.startswith("total  ") and "every parameter" in line)

@@ -12,6 +12,7 @@ import json
 import os
 import re
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -98,9 +99,13 @@ def partial(factor: float, **values: Any) -> dict[str, Any]:
     return scaled("default", partial_rotary_factor=factor, **values)
 
 
-# Falcon's biases of ALiBi are products in bf16, 8 bits of a slope times a key's position, so that they differ
-# by position as well as by distance. BLOOM's function is the same but for that.
-falcon.build_alibi_tensor = bloom.build_alibi_tensor
+@pytest.fixture(scope="module", autouse=True)
+def exact_alibi() -> Iterator[None]:
+    """Falcon's biases of ALiBi are products in bf16, 8 bits of a slope times a key's position, so that they
+    differ by position as well as by distance. BLOOM's function is the same but for that."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(falcon, "build_alibi_tensor", bloom.build_alibi_tensor)
+        yield
 
 
 @dataclass(frozen=True)
