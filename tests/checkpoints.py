@@ -28,6 +28,8 @@ SIZES = {
     "eos_token_id": 2,
     "pad_token_id": None,
 }
+"""For families with a head size of their own."""
+
 WHOLE = {key: value for key, value in SIZES.items() if key != "head_dim"} | {
     "num_attention_heads": 6,
     "num_key_value_heads": 3,
@@ -48,9 +50,9 @@ LATENT = {
     "moe_intermediate_size": 20,
     "first_k_dense_replace": 1,
     "n_shared_experts": 2,
-    "n_group": 4,
-    "topk_group": 2,
 }
+"""Beside `WHOLE`: latent attention, and experts after a dense layer."""
+
 SPARSE = {"num_experts": 12, "num_experts_per_tok": 3, "moe_intermediate_size": 36}
 
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -66,7 +68,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "hunyuan_v1_dense": SIZES,
     "mixtral": SIZES | {"num_local_experts": 12, "num_experts_per_tok": 3},
     "qwen3_moe": SIZES | SPARSE | {"norm_topk_prob": True},
-    "deepseek_v3": WHOLE | LATENT,
+    "deepseek_v3": WHOLE | LATENT | {"n_group": 4, "topk_group": 2},
 }
 """By model_type, with what its configuration says."""
 

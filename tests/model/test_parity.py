@@ -27,6 +27,8 @@ from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 from transformers.models.bloom import modeling_bloom as bloom
 from transformers.models.falcon import modeling_falcon as falcon
 
+import checkpoints
+from checkpoints import SIZES, WHOLE
 from features import features
 from openbook.infer.cache import Cache
 from openbook.model import Decoder
@@ -43,43 +45,8 @@ from openbook.weights.verify import check
 TOLERANCE = 1e-5
 LENGTH = 40
 OURS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}
-SIZES = {
-    "vocab_size": 131,
-    "hidden_size": 48,
-    "intermediate_size": 88,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "head_dim": 10,
-    "max_position_embeddings": 64,
-    "tie_word_embeddings": False,
-    **OURS,
-}
-"""For families with a head size of their own."""
-
-WHOLE = {
-    **{key: value for key, value in SIZES.items() if key != "head_dim"},
-    "num_attention_heads": 6,
-    "num_key_value_heads": 3,
-}
-"""For families whose heads, of 8, make up the width."""
-
-GPT = {"vocab_size": 131, "n_positions": 64, "n_embd": 48, "n_layer": 3, "n_head": 6, "n_inner": 88, **OURS}
-
-LATENT = {
-    **{key: value for key, value in SIZES.items() if key != "head_dim"},
-    "num_key_value_heads": 8,
-    "kv_lora_rank": 12,
-    "q_lora_rank": 14,
-    "qk_nope_head_dim": 6,
-    "qk_rope_head_dim": 4,
-    "v_head_dim": 11,
-    "n_routed_experts": 16,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 20,
-    "first_k_dense_replace": 1,
-    "n_shared_experts": 2,
-}
+GPT = checkpoints.GPT | OURS
+LATENT = WHOLE | checkpoints.LATENT
 
 SLIDING, FULL, CHUNKED = "sliding_attention", "full_attention", "chunked_attention"
 MIXED = {"sliding_window": 7, "layer_types": [SLIDING, FULL, SLIDING]}
