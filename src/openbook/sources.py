@@ -62,6 +62,11 @@ class Source:
         """What the file calls its kind of model (`model_type`, `general.architecture`); '' if no file."""
         return self.config.get("general.architecture" if self.kind == "gguf" else "model_type", "")
 
+    @property
+    def is_own(self) -> bool:
+        """Whether its description is a spec of our own (and so its tensors have our names)."""
+        return self.kind != "gguf" and _is_own(self.config)
+
 
 def spec(source: str | os.PathLike[str] | Mapping[str, Any] | ModelSpec) -> ModelSpec:
     """The spec of a preset, folder, config.json, .gguf file or dict: `resolve(source).spec`."""
@@ -175,8 +180,11 @@ def _has_safetensors(folder: Path) -> bool:
 
 def _spec_of(description: Mapping[str, Any]) -> ModelSpec:
     """A dict is a spec of our own if it lists layers, and a config of Hugging Face's otherwise."""
-    own = "layers" in description and "model_type" not in description
-    return from_dict(dict(description)) if own else from_config(description)
+    return from_dict(dict(description)) if _is_own(description) else from_config(description)
+
+
+def _is_own(description: Mapping[str, Any]) -> bool:
+    return "layers" in description and "model_type" not in description
 
 
 def _with_name(found: ModelSpec, name: str) -> ModelSpec:

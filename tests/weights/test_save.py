@@ -7,12 +7,18 @@ import pytest
 import torch
 import transformers
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
+from openbook.ledger import ledger
 from openbook.model import Decoder, init_weights
+from openbook.sources import resolve
 from openbook.spec.hf import from_config
 from openbook.spec.model import Norm, SpecError
+from openbook.spec.presets import preset
 from openbook.weights.load import load_decoder
-from openbook.weights.save import save_hf
+from openbook.weights.save import save_hf, save_own
+from openbook.weights.verify import MisfitError
+from variants import VARIANTS, noisy_decoder
 
 CONFIG = {
     "model_type": "llama", "vocab_size": 131, "hidden_size": 96, "intermediate_size": 160,
@@ -112,3 +118,34 @@ def test_numbers_beyond_fp16_are_not_written_as_infinity(tmp_path: Path):
     with pytest.raises(OverflowError, match=r"down_proj\.weight"):
         save_hf(decoder, tmp_path / "m", dtype="fp16")
     assert list(tmp_path.iterdir()) == []
+
+
+# --- our own form -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(VARIANTS))
+def test_a_model_that_no_family_describes_loads_back_bit_for_bit(name: str, tmp_path: Path):
+    decoder = noisy_decoder(VARIANTS[name])
+    save_own(decoder, tmp_path / "m")
+    again = load_decoder(tmp_path / "m")
+    assert again.spec == decoder.spec.replace(name=again.spec.name)
+    assert equal(again, decoder)
+
+
+def test_the_tensors_of_our_own_form_are_the_ledgers(tmp_path: Path):
+    spec = preset("triple-norm-512").replace(vocab_size=131)
+    save_own(init_weights(Decoder(spec)), tmp_path / "m")
+    with safe_open(tmp_path / "m" / "model.safetensors", framework="np") as file:
+        found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    assert found == {row.name: row.shape for row in ledger(spec).tensors}
+    resolved = resolve(tmp_path / "m")
+    assert resolved.is_own
+    assert resolved.spec == spec
+
+
+def test_a_tensor_too_many_in_our_own_form_is_named(tmp_path: Path):
+    save_own(noisy_decoder(VARIANTS["llama"]), tmp_path / "m")
+    tensors = load_file(tmp_path / "m" / "model.safetensors")
+    save_file({**tensors, "layers.0.attn.extra": torch.ones(3)}, tmp_path / "m" / "model.safetensors")
+    with pytest.raises(MisfitError, match="1 unexpected"):
+        load_decoder(tmp_path / "m")

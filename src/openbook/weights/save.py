@@ -16,8 +16,8 @@ from torch import Tensor
 
 from openbook.ledger import ledger
 from openbook.spec.hf import to_config
-from openbook.spec.model import ModelSpec
-from openbook.weights.dialects import HF, Dialect, Place, places
+from openbook.spec.model import ModelSpec, to_dict
+from openbook.weights.dialects import HF, OWN, Dialect, Place, places
 from openbook.weights.tensors import is_finite, kept_dtype, torch_dtype
 
 Progress = Callable[[str, int, int], None]
@@ -52,21 +52,49 @@ def save_hf(
     Raises `UnsupportedError` for a model that no Hugging Face family describes, `FileExistsError` for a
     folder that already holds something, `OverflowError` for a number beyond the range of `dtype`.
     """
+    about = to_config(decoder.spec, model_type)
+    dtype = torch_dtype(dtype) if dtype is not None else decoder.get_parameter("embed.weight").dtype
+    dialect = HF[about["model_type"]]
+    about |= {"torch_dtype": str(dtype).removeprefix("torch."), **(config or {})}
+    _write_folder(decoder, folder, dialect, about, dtype, shard_bytes, extra_files, progress)
+
+
+def save_own(
+    decoder: Parameters,
+    folder: str | Path,
+    shard_bytes: int = 5_000_000_000,
+    extra_files: Iterable[str | Path] = (),
+) -> None:
+    """The same folder in our own form, for a model that no Hugging Face family describes: config.json is the
+    spec, the tensors have the ledger's names. `openbook.load` reads it; transformers cannot.
+
+    Raises `FileExistsError` for a folder that already holds something.
+    """
+    dtype = decoder.get_parameter("embed.weight").dtype
+    _write_folder(decoder, folder, OWN, to_dict(decoder.spec), dtype, shard_bytes, extra_files, None)
+
+
+def _write_folder(
+    decoder: Parameters,
+    folder: str | Path,
+    dialect: Dialect,
+    about: Mapping[str, Any],
+    dtype: torch.dtype,
+    shard_bytes: int,
+    extra_files: Iterable[str | Path],
+    progress: Progress | None,
+) -> None:
     folder = Path(folder)
     if folder.exists() and any(folder.iterdir()):
         raise FileExistsError(f"{folder} is not empty: choose another folder, or remove it first")
-    about = to_config(decoder.spec, model_type)
-    dtype = torch_dtype(dtype) if dtype is not None else decoder.get_parameter("embed.weight").dtype
-    about["torch_dtype"] = str(dtype).removeprefix("torch.")
-
     folder.parent.mkdir(parents=True, exist_ok=True)
     part = folder.with_name(f"{folder.name}.{secrets.token_hex(4)}.part")
     part.mkdir()
     try:
-        _write_shards(decoder, HF[about["model_type"]], dtype, shard_bytes, part, progress)
+        _write_shards(decoder, dialect, dtype, shard_bytes, part, progress)
         for file in extra_files:
             shutil.copy(file, part)
-        _write_json(part / "config.json", {**about, **(config or {})})
+        _write_json(part / "config.json", about)
         part.rename(folder)
     finally:
         shutil.rmtree(part, ignore_errors=True)

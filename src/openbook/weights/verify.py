@@ -16,7 +16,7 @@ from openbook.ledger import ledger
 from openbook.sources import Source, resolve
 from openbook.spec.model import ModelSpec
 from openbook.spec.reader import UnsupportedError
-from openbook.weights.dialects import GGUF, HF, Dialect, Place, places
+from openbook.weights.dialects import GGUF, HF, OWN, Dialect, Place, places
 from openbook.weights.tensors import READABLE, Stored, Tensors, Values, open_tensors, summarise
 
 Status = Literal["ok", "tied", "ignored", "missing", "unexpected", "shape", "dtype"]
@@ -121,6 +121,8 @@ def _spelled(dialect: Dialect, stored: Mapping[str, Stored]) -> dict[str, Stored
 
 
 def _dialect_of(source: Source) -> Dialect:
+    if source.is_own:
+        return OWN
     tables = GGUF if source.kind == "gguf" else HF
     if source.family not in tables:
         raise UnsupportedError(

@@ -11,7 +11,7 @@ expert's own matrix). A `Transform` says how the stored elements are arranged.
 
 from openbook.weights.dialects.gguf import GGUF
 from openbook.weights.dialects.hf import HF
-from openbook.weights.dialects.table import Dialect, Place, Row, places
+from openbook.weights.dialects.table import OWN, Dialect, Place, Row, places
 from openbook.weights.dialects.transforms import (
     Chain,
     Grouped,
@@ -23,6 +23,6 @@ from openbook.weights.dialects.transforms import (
 )
 
 __all__ = [
-    "GGUF", "HF", "Chain", "Dialect", "Grouped", "Identity", "Interleaved", "Place", "Row", "RowsPermuted",
-    "Transform", "Transposed", "places",
+    "GGUF", "HF", "OWN", "Chain", "Dialect", "Grouped", "Identity", "Interleaved", "Place", "Row",
+    "RowsPermuted", "Transform", "Transposed", "places",
 ]  # fmt: skip

@@ -106,6 +106,10 @@ class Dialect:
         }
 
 
+OWN = Dialect("openbook", rows=())
+"""Our own names and arrangement, whatever the model: for one that no other format describes."""
+
+
 @dataclass(frozen=True)
 class Place:
     """One stored tensor and the parameters it holds, or of each only its elements at `index` of the
@@ -143,6 +147,9 @@ def places(spec: ModelSpec, shapes: Mapping[str, Shape], dialect: Dialect) -> li
     `shapes` are the ledger's rows, name → shape. Raises `UnsupportedError` for a parameter that the dialect
     has no name for, or for more than `MAX_TENSORS`: such a model cannot be kept in such a file.
     """
+    if dialect is OWN:
+        _check_number(dialect, len(shapes))
+        return [Place(name, shape, (name,), shape[:1], _IDENTITY) for name, shape in shapes.items()]
     row_of = {module: row for row in dialect.rows for module in row.modules}
     found: list[Place] = []
     done: set[str] = set()
