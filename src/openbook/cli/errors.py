@@ -24,6 +24,7 @@ EXIT_CODES = {
     "WontFitError": WONT_FIT,
     "UsageError": USAGE,
     "RecipeError": USAGE,
+    "LoraError": USAGE,
     "TermsError": USAGE,
     "FetchError": FAILED,
     "FileError": FAILED,

@@ -37,6 +37,11 @@ def _fill(module: nn.Module, name: str, parameter: nn.Parameter, path: str, seed
     elif isinstance(module, Norm):
         parameter.fill_(1.0 - module.spec.offset)
     else:
-        digest = hashlib.sha256(f"{seed}:{path}".encode()).digest()
-        generator = torch.Generator("cpu").manual_seed(int.from_bytes(digest[:7], "little"))
-        parameter.copy_(torch.empty(parameter.shape).normal_(0.0, std, generator=generator))
+        values = torch.empty(parameter.shape).normal_(0.0, std, generator=generator_of(seed, path))
+        parameter.copy_(values)
+
+
+def generator_of(seed: int, name: str) -> torch.Generator:
+    """The random numbers that belong to a parameter: a function of the seed and of its name."""
+    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+    return torch.Generator("cpu").manual_seed(int.from_bytes(digest[:7], "little"))
