@@ -14,11 +14,14 @@ from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Any, Literal, Protocol
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from openbook.model.decoder import Decoder
+from openbook.train.balance import RoutersSeen, load_balance
 from openbook.train.checkpoint import Checkpoint, CheckpointError
+from openbook.train.layers import prepare_layers
 from openbook.train.loss import Loss, head_loss
 from openbook.train.optim import Optimizer
 from openbook.train.pack import Batch
@@ -39,31 +42,55 @@ class Samples(Protocol):
 # --- the gradient of one step -------------------------------------------------------------------
 
 
-def batch_loss(decoder: Decoder, batch: Batch, z_weight: float = 0.0, bf16: bool = False) -> Loss:
+def batch_loss(
+    decoder: Decoder, batch: Batch, z_weight: float = 0.0, bf16: bool = False, balance: float = 0.0
+) -> Loss:
     """The summed loss of all labels of some rows. With `bf16` matrices are multiplied in bf16, while weights,
-    norms, the residual stream and the loss stay fp32."""
+    norms, the residual stream and the loss stay fp32.
+
+    `balance` weighs what `load_balance` says of the experts' load; it is added once for each label, so that a
+    mean over labels holds it once.
+    """
     device = decoder.embed.weight.device
     ids, positions, labels, documents = (torch.from_numpy(array).to(device) for array in batch)
-    with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-        hidden = decoder.hidden(ids, positions, documents=documents)
-        return head_loss(decoder.head, hidden, labels, z_weight)
+    with torch.autocast(device.type, torch.bfloat16, enabled=bf16), RoutersSeen(decoder, balance > 0) as seen:
+        if one_document_a_row(batch):
+            hidden = decoder.hidden(ids)  # no table of who sees whom: the triangle
+        else:
+            hidden = decoder.hidden(ids, positions, documents=documents)
+        loss = head_loss(decoder.head, hidden, labels, z_weight)
+    if not balance:
+        return loss
+    uneven = load_balance(seen.routed, positions >= 0)
+    return loss._replace(total=loss.total + balance * loss.n_labels * uneven)
+
+
+def one_document_a_row(batch: Batch) -> bool:
+    """Whether every row is a single document from its first token on, without padding."""
+    return bool((batch.positions == np.arange(batch.positions.shape[1])).all())
 
 
 def accumulate(
-    decoder: Decoder, batch: Batch, micro_rows: int, z_weight: float = 0.0, bf16: bool = False
+    decoder: Decoder,
+    batch: Batch,
+    micro_rows: int,
+    z_weight: float = 0.0,
+    bf16: bool = False,
+    balance: float = 0.0,
 ) -> float:
     """Adds to the gradients those of the mean loss of the whole batch, `micro_rows` rows at a time.
 
     Returns the mean cross-entropy, in nats per label.
 
     Each part's sum is divided by the labels of the whole, so the parts' sizes and numbers of labels do not
-    matter. A part without labels adds nothing.
+    matter. A part without labels adds nothing. Only `balance` is not the whole's: it is of what is computed
+    at once, and the parts' mean is taken.
     """
     n_labels, nats = batch.n_labels, 0.0
     for first in range(0, len(batch.ids), micro_rows):
         part = Batch(*(array[first : first + micro_rows] for array in batch))
         if part.n_labels:
-            loss = batch_loss(decoder, part, z_weight, bf16)
+            loss = batch_loss(decoder, part, z_weight, bf16, balance)
             (loss.total / n_labels).backward()
             nats += loss.nats.item()
     return nats / n_labels if n_labels else 0.0
@@ -101,13 +128,20 @@ class Trainer:
         z_weight: float = 0.0,
         bf16: bool = False,
         max_nonfinite: int = 10,
+        *,
+        balance: float = 0.0,
+        checkpoint_layers: bool = False,
+        compile: bool = False,  # noqa: A002  (torch's name)
     ) -> None:
         """`rows` samples make a step, `micro_rows` (default: all) are computed at once. `schedule` gives the
         part of the peak learning rate by the number of a step. `clip` 0 clips nothing. More than
-        `max_nonfinite` steps of a run that are not finite end it."""
+        `max_nonfinite` steps of a run that are not finite end it. `balance` weighs the load of experts;
+        `checkpoint_layers` and `compile` change how layers run, see `openbook.train.layers`."""
+        prepare_layers(decoder, checkpoint_layers, compile)
         self.decoder, self.optimizer, self.samples, self.schedule = decoder, optimizer, samples, schedule
         self.rows, self.micro_rows = rows, micro_rows or rows
         self.clip, self.z_weight, self.bf16, self.max_nonfinite = clip, z_weight, bf16, max_nonfinite
+        self.balance = balance
         self.step = self.without_labels = self.nonfinite = 0
 
     def update(self) -> Step:
@@ -115,7 +149,7 @@ class Trainer:
         batch = self.samples.batch(self.step * self.rows, self.rows)
         scale = self.schedule(self.step)
         self.optimizer.zero_grad()
-        loss = accumulate(self.decoder, batch, self.micro_rows, self.z_weight, self.bf16)
+        loss = accumulate(self.decoder, batch, self.micro_rows, self.z_weight, self.bf16, self.balance)
         norm, skipped = 0.0, None
         if batch.n_labels:
             norm = self.optimizer.clip(self.clip or math.inf)
@@ -139,8 +173,12 @@ class Trainer:
     # --- its state ---
 
     def tensors(self) -> dict[str, Tensor]:
-        """Weights under their names, and the optimizer's tensors under theirs: what a checkpoint holds."""
-        return {**dict(self.decoder.named_parameters()), **self.optimizer.tensors()}
+        """Weights under their names, and the optimizer's tensors under theirs: what a checkpoint holds.
+        Frozen weights are not among them: they stay what they were when the run began."""
+        return {**self._weights(), **self.optimizer.tensors()}
+
+    def _weights(self) -> dict[str, nn.Parameter]:
+        return {name: weight for name, weight in self.decoder.named_parameters() if weight.requires_grad}
 
     def counts(self) -> dict[str, int]:
         """The rest of the state; `step` is the checkpoint's own."""
@@ -149,7 +187,7 @@ class Trainer:
     @torch.no_grad()
     def restore(self, checkpoint: Checkpoint) -> None:
         """Takes up a saved state. Raises `CheckpointError` if it is that of another model or optimizer."""
-        weights = dict(self.decoder.named_parameters())
+        weights = self._weights()
         saved = checkpoint.tensors
         for name, weight in weights.items():
             shape = list(saved[name].shape) if name in saved else "missing"
