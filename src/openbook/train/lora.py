@@ -17,7 +17,7 @@ import re
 import secrets
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -39,7 +39,7 @@ from openbook.model.attention import Clipped
 from openbook.model.decoder import Decoder
 from openbook.model.init import generator_of
 from openbook.spec.hf import to_config
-from openbook.spec.model import ModelSpec
+from openbook.spec.model import Experts, ModelSpec
 from openbook.spec.reader import UnsupportedError
 from openbook.weights.dialects import HF, Dialect, Grouped, Identity, Place, Transposed
 from openbook.weights.save import stored_places
@@ -262,7 +262,8 @@ def save_peft(folder: str | Path, decoder: Decoder, base_model: str, model_type:
     (its config.json's), where several can express the model; it decides under which names the adapters lie.
 
     Raises `LoraError` for a model without adapters, `UnsupportedError` where the family has no linear
-    module for an adapted matrix, `FileExistsError` for a folder that already holds something.
+    module for an adapted matrix, or where peft would give it to the experts; `FileExistsError` for a folder
+    that already holds something.
     """
     folder = Path(folder)
     if folder.exists() and any(folder.iterdir()):
@@ -270,6 +271,7 @@ def save_peft(folder: str | Path, decoder: Decoder, base_model: str, model_type:
     found = adapters(decoder)
     if not found:
         raise LoraError("the model has no adapters to save: add_lora gives it some")
+    _check_peft_reads(decoder.spec, found)
     dialect = HF[to_config(decoder.spec, model_type)["model_type"]]
     places = _linear_places(decoder.spec, dialect)
     left = set(found)
@@ -298,6 +300,18 @@ def save_peft(folder: str | Path, decoder: Decoder, base_model: str, model_type:
         part.rename(folder)
     finally:
         shutil.rmtree(part, ignore_errors=True)
+
+
+def _check_peft_reads(spec: ModelSpec, names: Iterable[str]) -> None:
+    """In a model with experts, peft (0.21) takes any target that ends in gate_proj, up_proj or down_proj for
+    the experts' stacks, be it of a dense layer or a shared expert."""
+    if any(isinstance(block.mlp, Experts) for block in spec.layers):
+        for name in names:
+            if ".mlp." in name:
+                raise UnsupportedError(
+                    f"peft would give the adapter of {name} to the experts, since the model has some: adapt "
+                    "layers.*.attn.* alone, or merge the adapters and save the model"
+                )
 
 
 def _linear_places(spec: ModelSpec, dialect: Dialect) -> dict[str, Place]:
