@@ -50,10 +50,12 @@ RULES = {
     "train": Rule(
         own="files spec sources ledger text model weights infer plan",
         libraries="torch jaxtyping numpy safetensors",
-        inside="tokenizers pyarrow",
+        inside="tokenizers pyarrow tensorboard matplotlib",
     ),
     "trace": Rule(
-        own="spec sources ledger model weights infer", libraries="torch jaxtyping", inside="transformers"
+        own="files spec sources ledger model weights infer",
+        libraries="torch jaxtyping",
+        inside="transformers",
     ),
     "lm": Rule(own="files spec sources ledger text model weights native infer trace", libraries="torch"),
     "bench": Rule(own="spec ledger model weights native infer lm", libraries="torch", inside="transformers"),

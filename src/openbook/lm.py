@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from os import PathLike
-from typing import Any, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack, cast
 
 import torch
 
@@ -24,6 +24,10 @@ from openbook.native import NativeDecoder, accelerate
 from openbook.sources import Source, resolve
 from openbook.spec.model import ModelSpec
 from openbook.text import ChatTemplate, StopStrings, TextStream, Tokenizer
+from openbook.trace import Trace, record, trace_bytes
+from openbook.trace.edits import Heads, Patch
+from openbook.trace.names import Selection, selected
+from openbook.trace.rows import op_rows
 from openbook.weights.blocks import Blocks, quantised_matrices
 from openbook.weights.fit import check_fit
 from openbook.weights.load import Progress, load_decoder
@@ -178,6 +182,55 @@ class LanguageModel:
         )
         self.stats = stats
         return self._keeping(tokens, kept)
+
+    def trace(
+        self,
+        prompt: str | Sequence[int] | Sequence[Mapping[str, Any]],
+        *,
+        only: Selection = None,
+        patch: Patch | None = None,
+        ablate: Heads = (),
+        time: bool = False,
+        force: bool = False,
+    ) -> Trace:
+        """One pass over a text, ids, or the messages of a chat, with every step kept under its name.
+
+        `only` says which steps: a name or pattern ("layers.3.attn.*"), several of them, or a function of a
+        name. `patch` edits them while the pass goes on ({"layers.3.attn.o": lambda x: 0 * x}); `ablate`
+        zeroes what heads, each (layer, head), find. Names may be TransformerLens's. `time` measures the
+        steps. It is the PyTorch model that runs, and nothing of it is changed afterwards.
+
+        Raises `RequestError` for a request that makes no sense, `WontFitError` for a trace that needs more
+        memory than there is, before anything of it is made, unless it is to `force`.
+        """
+        ids = self.prompt_ids(prompt)
+        dtype = str(self.decoder.embed.weight.dtype).removeprefix("torch.")
+        if not force:
+            steps = {row.name: None for row in op_rows(self.spec, dtype, 1, len(ids))}
+            needed = trace_bytes(self.spec, dtype, 1, len(ids), only=selected(self.spec, only, steps))
+            check_fit(f"a trace of {len(ids):,} tokens", needed, str(self.decoder.embed.weight.device))
+        tensor = torch.tensor([ids], device=self.decoder.embed.weight.device)
+        trace = record(self.decoder, tensor, only=only, patch=patch, ablate=ablate, time=time)
+        pieces = (tuple(self.tokenizer.pieces(ids)),) if self.tokenizer else ()
+        return replace(trace, pieces=pieces, model=self.spec.name)
+
+    def prompt_ids(self, prompt: str | Sequence[int] | Sequence[Mapping[str, Any]]) -> list[int]:
+        """The ids of a text, of the messages of a chat, or these ids themselves. Raises `RequestError` for
+        none, for one that the model does not have, or for more than it has positions for."""
+        if isinstance(prompt, str):
+            ids = self._text_tokenizer().prompt(prompt)
+        elif prompt and isinstance(prompt[0], Mapping):
+            ids = self.chat_ids(cast("Sequence[Mapping[str, Any]]", prompt))
+        else:
+            ids = list(cast("Sequence[int]", prompt))
+        if not 0 < len(ids) <= self.spec.max_positions:
+            raise RequestError(
+                "prompt", f"must be 1 to {self.spec.max_positions:,} tokens, found {len(ids):,}"
+            )
+        for token in ids:
+            if type(token) is not int or not 0 <= token < self.spec.vocab_size:
+                raise RequestError("prompt", f"{token!r} is no token id: 0 to {self.spec.vocab_size - 1}")
+        return ids
 
     def _take_cache(self, ids: list[int]) -> _Kept:
         """The kept cache, cut to what `ids` begin with, or a new one. Whoever takes it has it alone:

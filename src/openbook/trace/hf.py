@@ -21,8 +21,11 @@ from openbook.spec.model import Block, Experts, HeadNorm, ModelSpec
 from openbook.spec.reader import UnsupportedError
 from openbook.trace.flow import first_stream
 from openbook.trace.modules import Modules
-from openbook.trace.record import Only, Recorder, op_rows
-from openbook.trace.schema import Trace, dtype_of
+from openbook.trace.names import Only
+from openbook.trace.record import Recorder
+from openbook.trace.rows import op_rows
+from openbook.trace.schema import Trace
+from openbook.trace.tensors import dtype_of
 from openbook.trace.watch import Watch
 
 
@@ -119,9 +122,10 @@ def _record(model: Any, spec: ModelSpec, ids: Tensor, only: Only | None) -> Trac
 class _Copies(Recorder):
     """Keeps copies, since others work in place, and nothing that has not the step's size: it is another."""
 
-    def keep(self, name: str, x: Tensor) -> None:
+    def keep(self, name: str, x: Tensor) -> Tensor:
         if name in self.wanted and x.numel() == math.prod(self.rows[name].out_shape):
             super().keep(name, x.clone())
+        return x
 
 
 # --- modules' inputs and outputs ----------------------------------------------------------------

@@ -14,7 +14,9 @@ from openbook.infer.batch import PAD
 from openbook.infer.cache import Cache
 from openbook.ledger import OpRow
 from openbook.model import Decoder
-from openbook.trace.record import Only, axes_of, op_rows, record
+from openbook.trace.names import Only
+from openbook.trace.record import record
+from openbook.trace.rows import axes_of, op_rows
 from openbook.trace.schema import Trace, local_name
 
 PADDING = 3

@@ -6,66 +6,37 @@ the same letters: ("B", "T", "H·K").
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 
-import torch
 from torch import Tensor
 
+from openbook.ledger import OpRow
 from openbook.spec.model import ModelSpec
-
-
-@dataclass(frozen=True)
-class Statistics:
-    """What the numbers of a tensor are like. All but the two counts are of the finite ones, 0 if none is."""
-
-    low: float
-    high: float
-    mean: float
-    std: float
-    l2: float
-    nan: int
-    inf: int
-
-    @staticmethod
-    def of(values: Tensor) -> Statistics:
-        """The two sums are in fp64, a block at a time, which a processor's cache holds."""
-        x = values.detach().flatten()
-        nan = inf = count = 0
-        low, high, total, squares = torch.inf, -torch.inf, 0.0, 0.0
-        for block in x.split(_BLOCK):
-            wide = block.double()
-            if not wide.sum().isfinite():  # fp64 holds any sum of finite fp32 numbers
-                finite = wide.isfinite()
-                nan += int(wide.isnan().sum())
-                inf += int(wide.isinf().sum())
-                wide = wide[finite]
-            if wide.numel():
-                least, most = wide.aminmax()
-                low, high = min(low, float(least)), max(high, float(most))
-                count += wide.numel()
-                total += float(wide.sum())
-                squares += float(wide.dot(wide))
-        if not count:
-            return Statistics(0.0, 0.0, 0.0, 0.0, 0.0, nan, inf)
-        mean = total / count
-        return Statistics(low, high, mean, max(squares / count - mean**2, 0.0) ** 0.5, squares**0.5, nan, inf)
-
-
-_BLOCK = 2**15
-"""Numbers that are looked at together: so few that PyTorch starts no threads for them."""
+from openbook.trace import file
+from openbook.trace.names import UnknownStepError, canonical
+from openbook.trace.rows import op_rows
+from openbook.trace.tensors import Statistics, dtype_of, held_bytes
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step as it ran. `axes` are the ledger's letters, one for each number of `shape`."""
+    """One step as it ran. `axes` are the ledger's letters, one for each number of `shape`.
+
+    `seconds` is the wall time that its module took, if it was measured and the step is a module; `edited`
+    says that the run went on with another tensor than the model had computed.
+    """
 
     name: str
     axes: tuple[str, ...]
     shape: tuple[int, ...]
     dtype: str
     statistics: Statistics
+    seconds: float | None = None
+    edited: bool = False
 
     @property
     def layer(self) -> int | None:
@@ -92,6 +63,11 @@ class Trace:
     has every step of such a run, those that were not kept as well. `choices` names the experts [B, T, A]
     behind each `mlp.chosen`, in the order of their weights there. `parameters` are the weights of the run,
     under our names and in our arrangement; what is not known is not in it.
+
+    `past` tokens were in the cache before. `pieces` is the text of each token, row by row, and `model` the
+    name of the model, if they are known. `seconds` is what modules took, if it was measured; `edited`, the
+    steps whose tensor the run went on with is not the one the model computed. `statistics` are those that
+    came with a file.
     """
 
     spec: ModelSpec
@@ -103,18 +79,61 @@ class Trace:
     keys: Mapping[int, Tensor] = field(default_factory=dict)
     choices: Mapping[str, Tensor] = field(default_factory=dict)
     parameters: Mapping[str, Tensor] = field(default_factory=dict)
+    past: int = 0
+    model: str = ""
+    pieces: Sequence[Sequence[str]] = ()
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    edited: frozenset[str] = frozenset()
+    statistics: Mapping[str, Statistics | None] = field(default_factory=dict)
 
     def tensor(self, name: str) -> Tensor:
-        """The step's output, of the shape that the ledger's row has. Raises `KeyError` for no such step."""
-        return self.tensors[name]
+        """The step's output, of the shape that the ledger's row has. `name` may be TransformerLens's.
+
+        Masked scores are made when asked for, all others are there. Raises `UnknownStepError` (a `KeyError`)
+        for no such step, or one that was not kept.
+        """
+        return self.tensors[self._kept(name)]
+
+    def step(self, name: str) -> Step:
+        """The step with its statistics. Raises `UnknownStepError` as `tensor` does."""
+        return self._by_name[self._kept(name)]
+
+    def _kept(self, name: str) -> str:
+        found = canonical(self.spec, name, self.axes)
+        if found not in self.tensors:
+            raise UnknownStepError("name", f"{found} was not kept in this trace: ask for it with `only`")
+        return found
 
     @cached_property
     def steps(self) -> list[Step]:
-        """Every step with the statistics of its tensor."""
-        return [
-            Step(name, self.axes[name], tuple(x.shape), dtype_of(x), Statistics.of(x))
-            for name, x in self.tensors.items()
-        ]
+        """Every step with the statistics of its tensor, which are computed once."""
+        return [self._step(name, x) for name, x in self.tensors.items()]
+
+    def _step(self, name: str, x: Tensor) -> Step:
+        statistics = self.statistics.get(name) or Statistics.of(x)
+        seconds, edited = self.seconds.get(name), name in self.edited
+        return Step(name, self.axes[name], tuple(x.shape), dtype_of(x), statistics, seconds, edited)
+
+    @cached_property
+    def _by_name(self) -> dict[str, Step]:
+        return {step.name: step for step in self.steps}
+
+    @cached_property
+    def rows(self) -> dict[str, OpRow]:
+        """The ledger's row of every step, kept or not: its formula, FLOPs and bytes."""
+        rows = op_rows(self.spec, self.dtype, *self.ids.shape, self.past)
+        return {row.name: row for row in rows}
+
+    @cached_property
+    def bytes(self) -> int:
+        """Bytes of memory (of a loaded trace, of its file) behind the tensors; the model's own are not
+        among them."""
+        return held_bytes(self.tensors)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes everything but the parameters to one file (`openbook.trace.load` reads it), which appears
+        under its name only when it is complete. Raises `OSError`."""
+        file.write(self, Path(path))
 
     def __contains__(self, name: object) -> bool:
         return name in self.tensors
@@ -126,7 +145,9 @@ class Trace:
         return len(self.tensors)
 
 
-def dtype_of(values: Tensor) -> str:
-    """'fp32', 'bf16', ...: the ledger's word for a tensor's type."""
-    short = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
-    return short.get(values.dtype, str(values.dtype).removeprefix("torch."))
+def load(path: str | os.PathLike[str]) -> Trace:
+    """The trace in a file that `Trace.save` wrote; its tensors are paged in from there when they are read.
+
+    `parameters` is empty. Raises `FileError` for a file that is no such trace, or contradicts the ledger.
+    """
+    return Trace(**file.read(Path(path)))

@@ -14,10 +14,13 @@ from openbook.spec.model import ModelSpec
 from openbook.trace.diff import Report, diff, tolerance_for
 from openbook.trace.flow import last_of_layer
 from openbook.trace.hf import parameters_of, record_transformers
+from openbook.trace.names import Only
 from openbook.trace.reasons.evidence import weights_apart as parameters_apart
-from openbook.trace.record import Only, op_rows, record
+from openbook.trace.record import record
+from openbook.trace.rows import op_rows
 from openbook.trace.runs import record_cached, record_padded
-from openbook.trace.schema import Trace, dtype_of
+from openbook.trace.schema import Trace
+from openbook.trace.tensors import dtype_of
 
 Way = Literal["plain", "cached", "padded"]
 
