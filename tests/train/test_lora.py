@@ -16,6 +16,7 @@ from bounded import bounded_work
 from checkpoints import FAMILIES, random_model
 from openbook.files import FileError
 from openbook.ledger import ledger
+from openbook.lm import LanguageModel
 from openbook.model import Decoder
 from openbook.spec.presets import preset
 from openbook.spec.reader import UnsupportedError
@@ -273,6 +274,16 @@ def test_merging_gives_plain_modules_and_leaves_the_old_matrices_alone():
     assert all(parameter.requires_grad for parameter in decoder.parameters())
     assert torch.equal(matrix, before), "a mapped file would have been written to"
     assert not torch.equal(decoder.get_parameter(MATRIX), before)
+
+
+def test_native_steps_never_leave_adapters_out():
+    decoder = noisy_decoder(VARIANTS["llama"])
+    add_lora(decoder, 3, 30.0)
+    with_noise(decoder)
+    greedy = {"max_tokens": 12, "temperature": 0.0}
+    ours = [token.id for token in LanguageModel(decoder).tokens([3, 1, 4], **greedy)]
+    merge_lora(decoder)
+    assert ours == [token.id for token in LanguageModel(decoder).tokens([3, 1, 4], **greedy)]
 
 
 def test_bf16_weights_have_fp32_adapters():

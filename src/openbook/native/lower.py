@@ -208,6 +208,8 @@ class Lowering:
 
         The head's result goes nowhere yet either: each run gives its own tensor for the logits.
         """
+        if not isinstance(linear, nn.Linear):  # which may compute more than W x + b, as an adapted one does
+            raise NativeUnavailableError(f"there is no native operation for a {type(linear).__name__}")
         head = self.decoder.spec.head if linear is self.decoder.head else None
         residual = into is None and head is None
         n, width = linear.weight.shape
