@@ -19,7 +19,7 @@ from openbook.files.regular import open_regular
 from openbook.files.strict_json import parse_object
 from openbook.spec.hf import from_config
 from openbook.spec.model import ModelSpec, SpecError, from_dict
-from openbook.spec.presets import PRESETS, NotFoundError, near, preset
+from openbook.spec.presets import LISTED, PRESETS, NotFoundError, near, preset
 from openbook.spec.reader import show
 
 if TYPE_CHECKING:
@@ -212,7 +212,9 @@ def _not_found(path: Path, source: str | os.PathLike[str]) -> NoReturn:
 
     names = dict.fromkeys((*models.MODELS, *PRESETS))
     name = os.fspath(source)
-    raise NotFoundError(f"{show(name)} is neither a preset nor a model or folder here{near(name, names)}")
+    raise NotFoundError(
+        f"{show(name)} is neither a preset nor a model or folder here{near(name, names)}{LISTED}"
+    )
 
 
 # --- JSON ---------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from openbook import models
+from openbook.spec.presets import PRESETS
 
 GEMMA = models.MODELS["gemma3-270m"]
 
@@ -106,3 +107,25 @@ def test_a_model_that_is_neither_here_nor_a_preset_names_the_command(openbook, m
     done = openbook("show", "tiny-model")
     assert done.code == 3
     assert "openbook models get" in done.err
+
+
+def test_presets_are_listed_with_the_parameters_of_their_ledger(openbook):
+    rows = json.loads(openbook("models", "presets", "--json").out)["presets"]
+    by_name = {row["name"]: row for row in rows}
+    assert list(by_name) == list(PRESETS)
+    assert by_name["gpt2"]["params"] == 124_439_808  # as transformers counts it
+    assert by_name["mixtral-8x7b"]["active"] < by_name["mixtral-8x7b"]["params"] == 46_702_792_704
+    chosen = openbook("models", "presets", "llama-3.2").out.splitlines()
+    assert chosen[0] == "2 presets"
+    assert chosen[3].split()[:2] == ["llama-3.2-1b", "1,235,814,400"]
+
+
+def test_a_text_that_no_preset_has_is_told(openbook):
+    assert openbook("models", "presets", "nobody").code == 3
+
+
+def test_an_unknown_name_is_answered_in_one_line_that_is_not_endless(openbook):
+    error = openbook("ledger", "foobarbaz").err
+    assert error.count("\n") == 1
+    assert "openbook models presets" in error
+    assert len(error) < 700

@@ -1,10 +1,11 @@
-"""`openbook models list|get|path`: the real models that can be fetched."""
+"""`openbook models list|presets|get|path`: real models to fetch, and shapes known by name."""
 
 from __future__ import annotations
 
 import sys
 import textwrap
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
 import typer
 
@@ -36,6 +37,26 @@ def list_models(json: Json = False, quiet: Quiet = False, verbose: Verbose = Fal
         here = "here" if models.is_fetched(model.name) else "to fetch"
         size = f"{model.nbytes / 1e6:.1f} MB"
         print(f"{model.name:<14} {size:>9}  {here:<8}  {model.licence:<10}  {model.description}")
+
+
+@app.command()
+def presets(
+    text: Annotated[str, typer.Argument(help="Only those with this in their name.", show_default=False)] = "",
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """The published models whose shape is known by name: their ledger needs no download."""
+    from openbook.spec.presets import PRESETS, NotFoundError
+
+    names = [name for name in PRESETS if text.lower() in name]
+    if not names:
+        raise NotFoundError(f"no preset has {text!r} in its name: openbook models presets lists them all")
+    rows = [_preset_row(name) for name in names]
+    if json:
+        terminal.write_json("models.presets", {"presets": rows})
+    else:
+        print(_preset_table(rows), end="")
 
 
 @app.command()
@@ -94,6 +115,32 @@ def _in_short(model: models.Model, terms: models.Terms) -> str:
         f"In short and in our words, while only the terms themselves bind: {terms.summary}",
     )
     return "\n".join(textwrap.fill(text, terminal.width()) + "\n" for text in paragraphs)
+
+
+def _preset_row(name: str) -> dict[str, Any]:
+    from openbook.ledger import ledger
+    from openbook.spec.presets import preset
+
+    spec = preset(name)
+    params = ledger(spec).params
+    return {
+        "name": name,
+        "params": params.total,
+        "active": params.active,
+        "layers": spec.n_layers,
+        "d_model": spec.d_model,
+        "vocab_size": spec.vocab_size,
+        "max_positions": spec.max_positions,
+    }
+
+
+def _preset_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    from openbook.ledger.table import Column, Table
+
+    titles = ("parameters", "active", "layers", "width", "vocabulary", "context")
+    columns = (Column("preset"), *(Column(title, "count") for title in titles))
+    note = "active: the parameters that one token meets. more: openbook ledger PRESET."
+    return Table(f"{len(rows)} presets", columns, tuple(tuple(row.values()) for row in rows), (note,)).text()
 
 
 def _row(model: models.Model) -> dict[str, object]:

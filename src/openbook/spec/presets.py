@@ -24,7 +24,7 @@ def preset(name: str) -> ModelSpec:
     """The spec of this name, capitals or not. Raises `NotFoundError`, listing names that are close."""
     key = name.lower()
     if key not in PRESETS:
-        raise NotFoundError(f"no preset is called {show(name)}{near(key, PRESETS)}")
+        raise NotFoundError(f"no preset is called {show(name)}{near(key, PRESETS)}{LISTED}")
     return _build(key)
 
 
@@ -33,13 +33,20 @@ def _build(key: str) -> ModelSpec:
     return PRESETS[key]().replace(name=key)
 
 
+LISTED = " (openbook models presets lists them)"
+
+
 def near(name: str, names: Iterable[str]) -> str:
-    """'; close to it: a, b' for an error message, or all the names when none is close."""
+    """'; close to it: a, b' for an error message, or the first names when none is close."""
     import difflib
 
     names = list(names)
     close = difflib.get_close_matches(name[:80].lower(), names, n=5, cutoff=0.5)
-    return f"; close to it: {', '.join(close)}" if close else f"; there are: {', '.join(names)}"
+    if close:
+        return f"; close to it: {', '.join(close)}"
+    few = 25
+    more = f" and {len(names) - few} more" if len(names) > few else ""
+    return f"; there are: {', '.join(names[:few])}{more}"
 
 
 # --- published models ---------------------------------------------------------------------------
