@@ -1,5 +1,12 @@
 /** A table that can be sorted, walked through with the keyboard, and taken home. */
-import { html } from "../html.js";
+import { html, useEffect, useMemo, useRef, useState } from "../html.js";
+import { byName } from "../format.js";
+import { t } from "../i18n.js";
+import { FigureTools } from "./tools.js";
+
+const LONG = 120; // rows; beyond it only what is seen is drawn
+const ROW = 30.4; // px, a long table's row: 1.9rem
+const AROUND = 12; // rows drawn above and below what is seen
 
 /**
  * @typedef {object} Column
@@ -16,9 +23,120 @@ import { html } from "../html.js";
  *   caption: string, name: string,    of exported files
  *   height?: number,                  px at most, then it scrolls; long tables only draw what is seen
  *   onRow?: (row: any, index: number) => void, selected?: any,   the selected row's `key`, or its index
- *   sortedBy?: [string, "ascending" | "descending"], open?: boolean, testid?: string,
+ *   sortedBy?: [string, "ascending" | "descending"],
+ *   open?: boolean,                   are all rows unfolded at first?
+ *   bare?: boolean, testid?: string,  bare: without caption and exports (a figure has them)
  * }} props
  */
-export function DataTable({ columns, rows, caption, testid = "table" }) {
-  return html`<table data-testid=${testid}><caption>${caption}</caption><tbody>${rows.map((row) => html`<tr>${columns.map((c) => html`<td>${String(row[c.key])}</td>`)}</tr>`)}</tbody></table>`;
+export function DataTable({ columns, rows, caption, name, height = 520, onRow, selected, sortedBy, open = false, bare = false, testid = "table" }) {
+  const [sort, setSort] = useState(sortedBy ?? null);
+  const [turned, setTurned] = useState(/** @type {Set<any>} */ (new Set())); // rows folded otherwise than `open` says
+  const [active, setActive] = useState(0);
+  const [top, setTop] = useState(0);
+  const box = useRef(null);
+  const walking = useRef(false);
+  const tree = useMemo(() => rows.some((row) => row.children?.length), [rows]);
+  const lines = useMemo(() => flat(rows, sort, (key) => turned.has(key) !== open), [rows, sort, turned, open]);
+  const long = lines.length > LONG;
+  const first = long ? Math.max(0, Math.floor(top / ROW) - AROUND) : 0;
+  const end = long ? Math.min(lines.length, Math.ceil((top + height) / ROW) + AROUND) : lines.length;
+  const at = Math.min(active, lines.length - 1);
+
+  useEffect(() => {
+    if (!walking.current) return;
+    walking.current = false;
+    if (long) {
+      const [over, under] = [at * ROW, (at + 2) * ROW - box.current.clientHeight];
+      if (box.current.scrollTop > over) box.current.scrollTop = over;
+      if (box.current.scrollTop < under) box.current.scrollTop = under;
+      setTop(box.current.scrollTop);
+    }
+    requestAnimationFrame(() => box.current?.querySelector(`[data-at="${at}"]`)?.focus({ preventScroll: long }));
+  }, [at, lines]);
+
+  const turn = (key) => {
+    const next = new Set(turned);
+    if (!next.delete(key)) next.add(key);
+    setTurned(next);
+  };
+  const keys = (event) => {
+    const line = lines[at];
+    const page = Math.max(1, Math.floor((box.current.clientHeight - ROW) / ROW));
+    const to = { ArrowDown: at + 1, ArrowUp: at - 1, PageDown: at + page, PageUp: at - page, Home: 0, End: lines.length - 1 }[event.key];
+    if (event.target.closest("thead, a")) return;
+    if (to !== undefined) {
+      walking.current = true;
+      setActive(Math.min(lines.length - 1, Math.max(0, to)));
+    } else if (event.key === "Enter" && onRow && line) onRow(line.row, line.index);
+    else if (line?.row.children && (event.key === "ArrowRight") !== line.unfolded && ["ArrowRight", "ArrowLeft"].includes(event.key)) {
+      walking.current = true;
+      turn(line.key);
+    } else return;
+    event.preventDefault();
+  };
+  const sortBy = (key) => {
+    if (sort?.[0] !== key) setSort([key, numeric(rows, key) ? "descending" : "ascending"]);
+    else setSort([key, sort[1] === "ascending" ? "descending" : "ascending"]);
+  };
+  const right = columns.map((column) => (column.align ?? (numeric(rows, column.key) ? "right" : "left")) === "right");
+  const all = () => ({ columns, rows: everyRow(rows).map((row) => ({ ...row, children: undefined })) });
+
+  const head = html`<thead><tr>${columns.map((column, c) => {
+    const direction = sort?.[0] === column.key ? sort[1] : undefined;
+    return html`<th key=${column.key} scope="col" class=${right[c] ? "right" : ""} aria-sort=${direction}>
+      ${column.sort === false ? column.label : html`<button type="button" title=${t("shell.sort_by", { label: column.label })} data-testid="${testid}-sort-${column.key}" onClick=${() => sortBy(column.key)}>${column.label}${direction && html`<span class="sort-mark" aria-hidden="true">${direction === "ascending" ? "↑" : "↓"}</span>`}</button>`}
+    </th>`;
+  })}</tr></thead>`;
+  const body = lines.slice(first, end).map((line, i) => {
+    const index = first + i;
+    const on = selected !== undefined && selected === line.key;
+    return html`<tr key=${`${line.key}`} data-at=${index} data-testid="${testid}-row" tabindex=${index === at ? 0 : -1} aria-rowindex=${long ? index + 2 : undefined}
+      class="${onRow ? "pick" : ""} ${on ? "on" : ""}" aria-selected=${on && tree ? "true" : undefined} aria-current=${on && !tree ? "true" : undefined}
+      aria-level=${tree ? line.level + 1 : undefined} aria-expanded=${tree && line.row.children ? String(line.unfolded) : undefined}
+      onFocus=${() => setActive(index)} onClick=${(event) => { if (!event.target.closest("a, button")) onRow ? onRow(line.row, line.index) : line.row.children && turn(line.key); }}>
+      ${columns.map((column, c) => html`<td key=${column.key} class=${right[c] ? "right number" : ""} style=${c === 0 && tree ? { paddingLeft: `${0.5 + 1.1 * line.level}rem` } : undefined}>
+        ${c === 0 && tree && (line.row.children?.length ? html`<button type="button" class="fold" tabindex="-1" aria-label=${t(line.unfolded ? "shell.fold" : "shell.unfold")} onClick=${() => turn(line.key)}>${line.unfolded ? "▾" : "▸"}</button>` : html`<span class="fold" aria-hidden="true">\u2003</span>`)}${shown(column, line.row)}</td>`)}
+    </tr>`;
+  });
+  const gap = (rowsAway) => rowsAway > 0 && html`<tr class="spacer" aria-hidden="true"><td colspan=${columns.length} style=${{ height: `${rowsAway * ROW}px` }}></td></tr>`;
+  return html`<div class="data-table" data-testid=${testid}>
+    ${!bare && html`<div class="figure-head"><span class="figcaption" aria-hidden="true">${caption}</span><${FigureTools} title=${caption} name=${name} table=${all} testid=${testid} /></div>`}
+    <div class="table-box" ref=${box} style=${{ maxHeight: `${height}px` }} tabindex=${lines.length ? undefined : 0} onKeyDown=${keys} onScroll=${long ? (e) => setTop(e.currentTarget.scrollTop) : undefined}>
+      <table class=${long ? "long" : ""} role=${tree ? "treegrid" : undefined} aria-rowcount=${long ? lines.length + 1 : undefined} aria-label=${caption}>
+        ${head}<tbody>${gap(first)}${body}${gap(lines.length - end)}</tbody>
+      </table>
+    </div>
+  </div>`;
+}
+
+function shown(column, row) {
+  const value = row[column.key];
+  if (typeof column.format === "string") return byName[column.format](value);
+  if (column.format) return column.format(value, row);
+  return typeof value === "number" ? byName[Number.isInteger(value) ? "int" : "float"](value) : value ?? "";
+}
+
+const numeric = (rows, key) => rows.some((row) => typeof row[key] === "number");
+
+/** Rows with theirs below, as they came. */
+const everyRow = (rows) => rows.flatMap((row) => [row, ...everyRow(row.children ?? [])]);
+
+/** The rows as lines: sorted among their equals, folded ones left out. */
+function flat(rows, sort, unfolded, level = 0, prefix = "") {
+  const lines = rows.map((row, index) => ({ row, index, level, key: row.key ?? (prefix ? `${prefix}/${index}` : index) }));
+  if (sort) lines.sort(byKey(...sort));
+  return lines.flatMap((line) => {
+    line.unfolded = Boolean(line.row.children?.length) && unfolded(line.key);
+    return line.unfolded ? [line, ...flat(line.row.children, sort, unfolded, level + 1, line.key)] : [line];
+  });
+}
+
+function byKey(key, direction) {
+  const sign = direction === "ascending" ? 1 : -1;
+  return ({ row: a }, { row: b }) => {
+    const [x, y] = [a[key], b[key]];
+    const [noX, noY] = [x === null || x === undefined, y === null || y === undefined];
+    if (noX || noY) return Number(noX) - Number(noY);
+    return sign * (typeof x === "number" && typeof y === "number" ? x - y : String(x).localeCompare(String(y), undefined, { numeric: true }));
+  };
 }
