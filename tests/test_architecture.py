@@ -64,7 +64,7 @@ RULES = {
     ),
     "serve": Rule(
         own="files spec models sources ledger plan text model weights native infer trace lm",
-        libraries="torch starlette uvicorn sse_starlette pydantic PIL",
+        libraries="torch starlette",
     ),
     "cli": Rule(
         own=(
@@ -72,7 +72,7 @@ RULES = {
             "bench_experts serve"
         ),
         libraries="typer",
-        inside=f"rich {LIBRARIES}",
+        inside=f"rich uvicorn {LIBRARIES}",
     ),
     "": Rule(own="spec ledger sources models lm cli"),
 }

@@ -19,6 +19,7 @@ from openbook.cli import (
     demo,
     diff,
     errors,
+    explore,
     generate,
     ledger,
     models,
@@ -66,6 +67,7 @@ app.command("ledger", rich_help_panel=_LOOK)(ledger.run)
 app.command("verify", rich_help_panel=_LOOK)(verify.run)
 app.command("tokenize", rich_help_panel=_LOOK)(tokenize.run)
 app.command("diff", rich_help_panel=_RUN)(diff.run)
+app.command("explore", rich_help_panel=_LOOK)(explore.run)
 app.add_typer(models.app, name="models", rich_help_panel="Models")
 app.command("convert", rich_help_panel="Models")(convert.run)
 app.add_typer(data.app, name="data", rich_help_panel="Train")

@@ -1,0 +1,49 @@
+"""One thread does the work on models, one job at a time; few may wait."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from openbook.serve.errors import ApiError
+
+T = TypeVar("T")
+
+WAITING = 16
+"""Jobs that may wait. More are refused: a client that asks for them has lost its patience or its mind."""
+
+
+class Worker:
+    """A thread that ends with the process, whatever it is doing: Ctrl-C need not wait for a long trace."""
+
+    def __init__(self) -> None:
+        self._jobs: queue.Queue[tuple[Future[Any], Callable[[], Any]]] = queue.Queue(WAITING)
+        self._thread = threading.Thread(target=self._work, name="models", daemon=True)
+        self._thread.start()
+
+    def submit(self, job: Callable[[], T]) -> Future[T]:
+        """The job's result to come; its errors come with it. Raises `ApiError` if too many wait."""
+        future: Future[T] = Future()
+        try:
+            self._jobs.put_nowait((future, job))
+        except queue.Full:
+            raise ApiError(
+                503, "the server is busy", f"{WAITING} jobs wait already", "try again when they are done"
+            ) from None
+        return future
+
+    def _work(self) -> None:
+        while True:
+            future, job = self._jobs.get()
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                result = job()
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+            del future, job  # or the last result would be kept alive until the next job comes
