@@ -1,9 +1,8 @@
 /** The KV cache as a picture: a row for each kind of layer, a cell for each slot, a stripe in it for each key/value head. */
 import { html, useEffect, useRef } from "../html.js";
-import { savePng, saveCsv, saveJson } from "../export.js";
 import { colour, shade } from "../theme.js";
-import { Button } from "./controls.js";
 import { font, paper } from "./paper.js";
+import { FigureTools } from "./tools.js";
 
 const [LABEL, ROW, GAP, TOP, FOOT] = [110, 26, 8, 4, 22];
 const STRIPES = 8; // more heads than that are drawn as one block
@@ -40,23 +39,19 @@ export function Slots({ caption, legend, sentence, name, testid = "slots", ...wh
     watch.observe(canvas.current.parentElement);
     return () => watch.disconnect();
   }, [JSON.stringify(what), shown]);
-  const cells = () => what.layers.map((layer) => slotsAfter(layer.slots, what.length, what.fresh, what.prompt));
-  const png = () => {
+  const cells = () => what.layers.flatMap((layer) => slotsAfter(layer.slots, what.length, what.fresh, what.prompt).map((cell, slot) => ({ layers: layer.label, slot, ...cell })));
+  const table = () => ({ columns: ["layers", "slot", "token", "kind", "fresh"].map((key) => ({ key, label: key })), rows: cells() });
+  const picture = () => {
     const { canvas: sheet, pen } = paper(900, height(what.layers));
     drawSlots(pen, 900, what);
-    savePng(sheet, name);
+    return sheet;
   };
-  const csv = () => saveCsv([["layers", "slot", "token", "kind", "fresh"], ...cells().flatMap((row, i) => row.map((cell, slot) => [what.layers[i].label, slot, cell.token, cell.kind, cell.fresh ? 1 : 0]))], name);
   return html`<figure class="slots" data-testid=${testid}>
-    <figcaption>${caption}</figcaption>
+    <div class="figure-head"><figcaption>${caption}</figcaption>
+      <${FigureTools} title=${caption} name=${name} table=${table} record=${() => ({ ...what, cells: cells() })} picture=${picture} testid=${testid} /></div>
     <div><canvas ref=${canvas} role="img" aria-label="${caption}. ${sentence}"></canvas></div>
-    <ul class="legend">${Object.entries(legend).map(([kind, label]) => html`<li key=${kind}><span class="swatch slot-${kind}" aria-hidden="true"></span>${label}</li>`)}</ul>
+    <p class="legend">${Object.entries(legend).map(([kind, label]) => html`<span key=${kind}><i class="swatch slot-${kind}" aria-hidden="true"></i> ${label}</span>`)}</p>
     <p class="sentence" data-testid="${testid}-sentence">${sentence}</p>
-    <p class="exports">
-      <${Button} kind="quiet" testid="${testid}-png" onClick=${png}>PNG<//>
-      <${Button} kind="quiet" testid="${testid}-csv" onClick=${csv}>CSV<//>
-      <${Button} kind="quiet" testid="${testid}-json" onClick=${() => saveJson({ ...what, cells: cells() }, name)}>JSON<//>
-    </p>
   </figure>`;
 }
 
@@ -76,7 +71,7 @@ function paint(canvas, what) {
 }
 
 function drawSlots(pen, width, { layers, length, fresh, prompt, capacity }) {
-  const colours = { prompt: colour("--slot-prompt"), generated: colour("--slot-generated"), fresh: colour("--slot-fresh"), line: colour("--line"), text: colour("--text") };
+  const colours = { prompt: colour("--series-1"), generated: colour("--series-3"), fresh: colour("--series-2"), line: colour("--rule-strong"), text: colour("--text") };
   const label = Math.min(LABEL, width / 4);
   const cell = (width - label) / Math.max(capacity, ...layers.map((layer) => layer.slots));
   layers.forEach((layer, i) => {

@@ -1,10 +1,154 @@
-import { html } from "../html.js";
-import { ViewFrame } from "../components/frame.js";
+/** Residual stream: the logit lens after every layer, and how far each half of a layer moves the stream. */
+import { html, useState } from "../html.js";
+import { api } from "../api.js";
+import { float, percent, visible } from "../format.js";
+import { CellGrid } from "../components/cellgrid.js";
+import { LineChart } from "../components/chart.js";
+import { Button, Choice } from "../components/controls.js";
+import { Section, useAsync, ViewFrame } from "../components/frame.js";
+import { Heatmap } from "../components/heatmap.js";
+import { Loaded, quiet } from "../components/loaded.js";
+import { pieceLabel, Pieces } from "../components/pieces.js";
+import { DataTable } from "../components/table.js";
 
 export const id = "residual";
 export const needs = "run";
-export const defaults = {};
+export const defaults = { measure: "p", layer: -1, at: -1, from: -1, which: "attn" };
 
-export function View({ t }) {
-  return html`<${ViewFrame} id=${id} title=${t("residual.title")} about=${t("residual.about")}></${ViewFrame}>`;
+const SHOWN = 24; // positions in the table at a time: 30 layers of them are drawn in an instant
+const TOP = 12;
+
+/**
+ * The first row from which on the top token at a position is the one of the last row.
+ * @param {{id: number}[][]} top by row and position
+ */
+export function settledAt(top, position) {
+  const last = top.length - 1;
+  let row = last;
+  while (row > 0 && top[row - 1][position].id === top[last][position].id) row -= 1;
+  return row;
+}
+
+/** Where the largest of a matrix's finite numbers is. @param {(number | null)[][]} rows @returns {[number, number]} */
+export function largest(rows) {
+  let best = [0, 0];
+  rows.forEach((row, r) => row.forEach((value, c) => {
+    if (value !== null && !(value <= rows[best[0]][best[1]])) best = [r, c];
+  }));
+  return /** @type {[number, number]} */ (best);
+}
+
+/** The last index if `wanted` is -1 or beyond it. */
+export const within = (wanted, count) => (wanted < 0 || wanted >= count ? count - 1 : wanted);
+
+/** "layers.3" → 3; what is no layer's (the embedding) → null. */
+export const layerNumber = (name) => (/^layers\.(\d+)/.exec(name) ? Number(/^layers\.(\d+)/.exec(name)[1]) : null);
+
+export function View({ run, params, setParams, t }) {
+  const lens = useAsync((signal) => api.get(`/api/runs/${run.id}/lens`, signal), [run.id]);
+  return html`<${ViewFrame} id=${id} title=${t("residual.title")} about=${[t("residual.about"), t("residual.about.update")]}>
+    <${Loaded} of=${lens} name="lens">${(found) => html`<${Lens} ...${{ run, setParams, t }} params=${params.value} lens=${found} />`}<//>
+  <//>`;
+}
+
+function Lens({ run, lens, params, setParams, t }) {
+  const at = within(params.at, lens.positions);
+  const row = within(params.layer, lens.layers.length);
+  const input = pieceLabel(run.pieces[at]);
+  const last = lens.layers.length - 1;
+  const label = (r) => layerLabel(lens.layers[r], t);
+  const settled = settledAt(lens.top, at);
+  const end = lens.top[last][at];
+  const words = { input, position: at, token: visible(end.text), p: percent(end.p), layer: label(settled) };
+  const grid = html`<${LensGrid} ...${{ run, lens, params, setParams, t, at, row, label }}
+    sentence=${t(settled === last ? "residual.settled.end" : "residual.settled", words)} />`;
+  return html`
+    <${Pieces} pieces=${run.pieces} selected=${at} onSelect=${(i) => setParams({ at: i, from: -1 })} label=${t("residual.position")} testid="lens-positions" />
+    ${grid}
+    <${TopTokens} ...${{ run, lens, row, at, t, input }} label=${label(row)} />
+    <${Updates} ...${{ run, lens, params, setParams, t, at, input }} />`;
+}
+
+const layerLabel = (name, t) => {
+  const n = layerNumber(name);
+  return n === null ? t("residual.layer.embed") : t("residual.layer.n", { n });
+};
+
+function LensGrid({ run, lens, params, setParams, t, at, row, label, sentence }) {
+  const { measure } = params;
+  const count = lens.positions;
+  const from = params.from >= 0 && params.from < count ? params.from : Math.max(0, Math.min(at - SHOWN + 4, count - SHOWN));
+  const to = Math.min(count, from + SHOWN);
+  const shown = Array.from({ length: to - from }, (_, i) => from + i);
+  const value = (r, p) => ({ p: lens.top[r][p].p, entropy: lens.entropy[r][p], kl: lens.kl[r][p] })[measure];
+  const high = measure === "p" ? 1 : Math.max(...lens.layers.map((_, r) => Math.max(...lens[measure][r].map((v) => v ?? 0))));
+  const cell = (r, c) => {
+    const [p, top] = [shown[c], lens.top[r][shown[c]]];
+    const numbers = { p: percent(top.p), entropy: float(lens.entropy[r][p]), kl: float(lens.kl[r][p]) };
+    return { text: visible(top.text), value: value(r, p), says: t("residual.cell", { layer: label(r), position: p, token: visible(top.text), ...numbers }) };
+  };
+  return html`
+    <div class="toolbar">
+      <${Choice} label=${t("residual.measure")} value=${measure} testid="lens-measure" onChange=${(m) => setParams({ measure: m })}
+        options=${["p", "entropy", "kl"].map((m) => ({ value: m, label: t(`residual.measure.${m}`) }))} />
+      ${count > SHOWN && html`<span class="control pager">
+        <${Button} disabled=${from === 0} onClick=${() => setParams({ from: Math.max(0, from - SHOWN) })} testid="lens-earlier" label=${t("residual.grid.earlier")}>←<//>
+        <span class="number">${t("residual.grid.from", { first: from, last: to - 1, count })}</span>
+        <${Button} disabled=${to === count} onClick=${() => setParams({ from: Math.min(count - SHOWN, from + SHOWN) })} testid="lens-later" label=${t("residual.grid.later")}>→<//>
+      </span>`}
+    </div>
+    <${CellGrid} rows=${lens.layers.map((name, r) => ({ key: r, label: label(r) }))} corner=${t("residual.grid.layer")}
+      cols=${shown.map((p) => ({ key: p, label: `${p} ${pieceLabel(run.pieces[p])}`, says: `${t("residual.position")} ${p}` }))}
+      cell=${cell} low=${0} high=${high} format=${measure === "p" ? percent : float} legend=${t(`residual.measure.${measure}.long`)}
+      caption=${t("residual.grid.caption")} sentence=${sentence} name="lens" testid="lens"
+      selected=${[row, at - from]} onSelect=${(r, c) => setParams({ layer: r, at: shown[c], from })} />`;
+}
+
+function TopTokens({ run, lens, row, at, t, label, input }) {
+  const [attempt, setAttempt] = useState(0);
+  const tokens = useAsync(async (signal) => {
+    await quiet(80, signal);
+    return (await api.get(`/api/runs/${run.id}/lens?row=${row}&position=${at}&n=${TOP}`, signal)).tokens;
+  }, [run.id, row, at, attempt]);
+  const top = lens.top[row][at];
+  const words = { layer: label, position: at, input, token: visible(top.text), p: percent(top.p), entropy: float(lens.entropy[row][at]), kl: float(lens.kl[row][at]) };
+  const columns = [
+    { key: "rank", label: t("residual.top.rank"), format: "int" },
+    { key: "text", label: t("residual.top.token"), align: "left", format: visible },
+    { key: "id", label: t("residual.top.id"), format: (value) => String(value), align: "right" },
+    { key: "p", label: t("residual.top.p"), format: percent, align: "right" },
+    { key: "logit", label: t("residual.top.logit"), format: "float" },
+  ];
+  return html`<${Section} title=${t("residual.top.title", words)} note=${t("residual.top.sentence", words)} testid="lens-top">
+    <${Loaded} of=${tokens} name="lens-tokens" again=${() => setAttempt(attempt + 1)}>
+      ${(found) => html`<${DataTable} columns=${columns} rows=${found.map((token, i) => ({ ...token, rank: i + 1, key: token.id }))}
+        caption=${t("residual.top.title", words)} name="lens-top-${row}-${at}" testid="lens-tokens" />`}
+    <//>
+  <//>`;
+}
+
+function Updates({ run, lens, params, setParams, t, at, input }) {
+  const { attn, mlp } = lens.update;
+  const column = (rows) => rows.map((row) => row[at]);
+  const peak = (rows) => largest(rows.map((row) => [row[at]]))[0];
+  const [a, m] = [peak(attn), peak(mlp)];
+  const which = params.which === "mlp" ? "mlp" : "attn";
+  const rows = lens.update[which];
+  const [bestLayer, bestPosition] = largest(rows);
+  const series = { attn, mlp };
+  return html`<${Section} title=${t("residual.update.title")} testid="lens-updates">
+    <${LineChart} name="updates-${at}" testid="updates-chart" title=${t("residual.update.title")}
+      series=${Object.entries(series).map(([key, of]) => ({ label: t(`residual.update.${key}`), points: column(of).map((v, i) => [i, v]) }))}
+      x=${{ label: t("residual.update.x"), format: String }} y=${{ label: t("residual.update.y"), format: float, zero: true }}
+      marker=${layerNumber(lens.layers[within(params.layer, lens.layers.length)]) ?? undefined}
+      sentence=${t("residual.update.sentence", { position: at, input, attnLayer: a, attn: float(attn[a][at]), mlpLayer: m, mlp: float(mlp[m][at]) })} />
+    <${Choice} label=${t("residual.update.which")} value=${which} testid="update-which" onChange=${(w) => setParams({ which: w })}
+      options=${["attn", "mlp"].map((w) => ({ value: w, label: t(`residual.update.${w}`) }))} />
+    <${Heatmap} name="updates-${which}" testid="updates-map" title=${t("residual.update.map")} data=${rows.flat().map((v) => v ?? NaN)}
+      rows=${rows.length} cols=${lens.positions} low=${0} format=${float}
+      rowTitle=${t("residual.update.x")} colTitle=${t("residual.position")} colLabels=${run.pieces.map((piece, i) => `${i} ${pieceLabel(piece)}`)}
+      selected=${[Math.max(0, layerNumber(lens.layers[within(params.layer, lens.layers.length)]) ?? 0), at]}
+      onCell=${(r, c) => setParams({ at: c, from: -1, layer: lens.layers.findIndex((name) => layerNumber(name) === r) })}
+      sentence=${t("residual.update.map.sentence", { which: t(`residual.update.${which}`), value: float(rows[bestLayer][bestPosition]), layer: bestLayer, position: bestPosition, input: pieceLabel(run.pieces[bestPosition]) })} />
+  <//>`;
 }
