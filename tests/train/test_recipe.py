@@ -8,7 +8,7 @@ from openbook.ledger import Workload, ledger
 from openbook.spec.model import ModelSpec
 from openbook.train.predict import predict
 from openbook.train.recipe import RecipeError, read_recipe
-from openbook.train.run import prediction, schedule_of, spec_of
+from openbook.train.start import prediction, schedule_of, spec_of
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 

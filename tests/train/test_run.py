@@ -66,7 +66,7 @@ def recipe(data: dict[str, Any], **train: Any) -> Recipe:
 def trace(folder: Path) -> list[dict[str, Any]]:
     """metrics.jsonl without what the clock says."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    clock = {"seconds", "tokens_per_s", "flops_per_s"}
+    clock = {"seconds", "tokens_per_s", "flops_per_s", "mfu", "resident_bytes"}
     return [{key: value for key, value in line.items() if key not in clock} for line in lines]
 
 

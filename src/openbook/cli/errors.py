@@ -39,6 +39,8 @@ EXIT_CODES = {
     "ChatError": FAILED,
     "CheckpointError": FAILED,
     "DivergedError": FAILED,
+    "BusyError": FAILED,
+    "DiskError": FAILED,
     "CheckFailedError": FAILED,
 }
 """Openbook's own errors by class name, the more particular first: naming them costs no import."""

@@ -15,6 +15,7 @@ from openbook.cli import terminal
 from openbook.cli.options import Force, Json, Quiet, Threads, Verbose
 
 if TYPE_CHECKING:
+    from openbook.train.measure import Speed
     from openbook.train.predict import Prediction
     from openbook.train.recipe import Recipe
     from openbook.train.run import Run
@@ -52,23 +53,27 @@ def run(
     verbose: Verbose = False,
 ) -> None:
     """Trains a model. Ctrl-C saves at the next step, and --resume auto goes on from there."""
+    from openbook.cli.loading import source_with_weights
     from openbook.train.recipe import read_recipe
 
     found = read_recipe(recipe, changes or ())
-    if dry_run:
-        _predict(found, force, json)
-        return
+    if found.base is not None and not dry_run:
+        source_with_weights(found.base)  # said before torch is loaded
     import torch
-
-    from openbook.train.run import MODEL, carry_out, open_run
 
     if threads is not None:
         torch.set_num_threads(threads)
+    if dry_run:
+        _predict(found, force, json)
+        return
+    from openbook.train.export import ADAPTER, MODEL
+    from openbook.train.run import carry_out, open_run
+
     folder = Path(output) if output is not None else Path("runs") / found.name
     with terminal.Progress() as progress:
         opened = open_run(found, folder, resume is not None, force, progress)
-    for damaged in opened.damaged:
-        terminal.note(f"warning: passed over {damaged}")
+    for note in opened.notes:
+        terminal.note(f"note: {note}")
     _introduce(opened)
     with Report(found.train.steps, opened.trainer.step) as report:
         stopped_by = carry_out(opened, report)
@@ -78,6 +83,8 @@ def run(
             f"saved at step {step:,}; go on with: openbook train {recipe} -o {folder} --resume auto"
         )
         raise typer.Exit(INTERRUPTED_BY + stopped_by)
+    if found.lora is not None:
+        terminal.note(f"{folder / ADAPTER}: the additions alone, as peft loads them")
     _conclude(opened, folder / MODEL, report.heldout, json)
 
 
@@ -88,21 +95,25 @@ def _predict(recipe: Recipe, force: bool, json: bool) -> None:
     """Prints the books of the run, then refuses what cannot fit."""
     from dataclasses import asdict
 
-    from openbook.train.run import prediction
-    from openbook.weights.fit import check_fit
+    from openbook.train.measure import measure
+    from openbook.train.start import expected_vocab_size, prediction, spec_of
+    from openbook.weights.fit import available_bytes, check_fit
 
     predicted = prediction(recipe)
+    fits = predicted.bytes <= (available_bytes() or predicted.bytes)
+    speed = measure(recipe, spec_of(recipe, expected_vocab_size(recipe))) if fits or force else None
     if json:
-        terminal.write_json(
-            "train", {**asdict(predicted), "bytes": predicted.bytes, "recipe": recipe.plain()}
-        )
+        about = {**asdict(predicted), "bytes": predicted.bytes, "recipe": recipe.plain()}
+        seconds = recipe.train.steps * speed.seconds_per_step if speed else None
+        measured = asdict(speed) if speed else None
+        terminal.write_json("train", {**about, "seconds": seconds, "measured": measured})
     else:
-        print(_books(recipe, predicted), end="")
+        print(_books(recipe, predicted, speed), end="")
     if not force:
         check_fit(f"training {recipe.name}", predicted.bytes)
 
 
-def _books(recipe: Recipe, predicted: Prediction) -> str:
+def _books(recipe: Recipe, predicted: Prediction, speed: Speed | None) -> str:
     from openbook.ledger.table import Column, Table
 
     train = recipe.train
@@ -112,16 +123,32 @@ def _books(recipe: Recipe, predicted: Prediction) -> str:
     )
     rows = [(row.name, row.bytes, row.meaning) for row in predicted.memory]
     rows.append(("in all", predicted.bytes, "beside the program itself"))
-    notes = (f"FLOPs: {'; '.join(predicted.conventions)}; each row as one document.",)
+    notes = [f"FLOPs: {'; '.join(predicted.conventions)}; each row as one document."]
+    if speed is not None:
+        notes.append(
+            f"Time: about {_duration(train.steps * speed.seconds_per_step)} for the steps, without what is "
+            f"before and between them, at {speed.flops_per_s / 1e9:,.0f} GFLOP/s. Measured here just now on "
+            f"random tokens, {speed.rows} × {speed.length} at once through {speed.layers} layers."
+        )
     columns = (Column("memory"), Column("bytes", "bytes"), Column("what"))
-    return Table(title, columns, tuple(rows), notes).text()
+    return Table(title, columns, tuple(rows), tuple(notes)).text()
+
+
+def _duration(seconds: float) -> str:
+    """'2 min 5 s', '3.4 h', '12 days'"""
+    if seconds < 3600:
+        return f"{int(seconds) // 60} min {int(seconds) % 60} s" if seconds >= 60 else f"{seconds:.0f} s"
+    return f"{seconds / 3600:.1f} h" if seconds < 72 * 3600 else f"{seconds / 86400:,.0f} days"
 
 
 def _introduce(opened: Run) -> None:
     spec, trainer, steps = opened.trainer.decoder.spec, opened.trainer, opened.recipe.train.steps
-    n_params = sum(parameter.numel() for parameter in trainer.decoder.parameters())
+    parameters = list(trainer.decoder.parameters())
+    n_params = sum(parameter.numel() for parameter in parameters)
+    learned = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
+    of_them = f", {learned:,} of them learned" if learned < n_params else ""
     start = f"from step {trainer.step:,} of {steps:,}" if trainer.step else f"{steps:,} steps"
-    terminal.note(f"{opened.folder}: {n_params:,} parameters, {spec.vocab_size:,} tokens, {start}")
+    terminal.note(f"{opened.folder}: {n_params:,} parameters{of_them}, {spec.vocab_size:,} tokens, {start}")
 
 
 # --- meanwhile ----------------------------------------------------------------------------------
@@ -155,6 +182,10 @@ class Report:
                 f"{record['heldout_nats']:.4f} nats per token"
             )
             return
+        if "prompt" in record:
+            self._clear()
+            terminal.note(f"step {record['step']:,}: {_shown(record['prompt'])}{_shown(record['text'])}")
+            return
         if record.get("skipped"):
             self._clear()
             terminal.note(f"step {record['step']:,} skipped: {record['skipped']}")
@@ -166,17 +197,24 @@ class Report:
         terminal.note(f"\r\x1b[K{line}" if self._bar else line, end="" if self._bar else "\n")
 
     def _line(self, record: Mapping[str, Any], now: float) -> str:
+        resident = record["resident_bytes"]
+        memory = f"  {resident / 1e9:.2f} GB" if resident is not None else ""
         left = (now - self._start) / (record["step"] - self._from) * (self._steps - record["step"])
         loss = math.nan if record["loss"] is None else record["loss"]
         return (
             f"step {record['step']:,} of {self._steps:,}  loss {loss:.4f}  lr {record['lr']:.2e}  "
-            f"{record['tokens_per_s']:,.0f} tokens/s  {record['flops_per_s'] / 1e9:,.1f} GFLOP/s  "
+            f"{record['tokens_per_s']:,.0f} tokens/s  MFU {record['mfu']:.0%}{memory}  "
             f"{int(left) // 60}:{int(left) % 60:02} left"
         )
 
     def _clear(self) -> None:
         if self._bar:
             terminal.note("\r\x1b[K", end="")
+
+
+def _shown(text: str) -> str:
+    """Text of a model on one line of a terminal, which it must not command."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 # --- after --------------------------------------------------------------------------------------

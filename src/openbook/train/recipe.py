@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
@@ -48,7 +49,9 @@ class DataPart:
 @dataclass(frozen=True)
 class TrainPart:
     """How it is learned. A step takes `rows` rows, `micro_rows` at once, and `steps` are taken. `lr` is the
-    peak; `warmup` and `decay` (of "wsd" only) are in steps, `minimum` is a part of the peak."""
+    peak; `warmup` and `decay` (of "wsd" only) are in steps, `minimum` is a part of the peak. `z_weight` and
+    `balance` weigh the losses that keep logits small and experts evenly busy. With `checkpoint_layers` a
+    layer's activations are computed a second time instead of kept; `compile` is torch.compile's."""
 
     steps: int
     rows: int
@@ -62,47 +65,74 @@ class TrainPart:
     weight_decay: float = 0.1
     clip: float = 1.0
     z_weight: float = 0.0
+    balance: float = 0.0
     dtype: Literal["fp32", "bf16"] = "fp32"
     seed: int = 0
     max_nonfinite: int = 10
+    checkpoint_layers: bool = False
+    compile: bool = False
 
     def __post_init__(self) -> None:
         _at_least("train", self, steps=1, rows=1, lr=0, micro_rows=1, warmup=0, decay=0, minimum=0)
-        _at_least("train", self, weight_decay=0, clip=0, z_weight=0, max_nonfinite=0)
+        _at_least("train", self, weight_decay=0, clip=0, z_weight=0, balance=0, max_nonfinite=0)
         _demand(self.lr < 100 and self.minimum <= 1, "train.lr must be below 100, train.minimum at most 1")
         falls = self.schedule == "wsd"
         _demand(self.decay is None or falls, 'train.decay is of the schedule "wsd" alone: "cosine" has none')
 
 
 @dataclass(frozen=True)
+class LoraPart:
+    """Only low-rank additions are learned (Hu et al. 2021, arXiv 2106.09685): to each matrix whose name in
+    the ledger fits one of `targets`, two of `rank`, whose product counts `alpha` / `rank` times."""
+
+    rank: int = 8
+    alpha: float = 16.0
+    targets: tuple[str, ...] = ("layers.*.attn.*", "layers.*.mlp.*")
+
+    def __post_init__(self) -> None:
+        _at_least("lora", self, rank=1, alpha=0)
+        _demand(bool(self.targets), 'lora.targets is empty: name matrices, as in ["layers.*.attn.q"]')
+
+
+@dataclass(frozen=True)
 class RunPart:
     """What the run leaves: an evaluation every so many steps (0: only at the end), a checkpoint every so
-    many, of which the newest `keep` stay."""
+    many, of which the newest `keep` stay, and as often as is said (0: only at the end) what the model
+    makes of the beginnings `samples`, `sample_tokens` each; with `sample_chat` they are what a user says."""
 
     evaluate_every: int = 0
     save_every: int = 100
     keep: int = 2
+    samples: tuple[str, ...] = ()
+    sample_every: int = 0
+    sample_tokens: int = 64
+    sample_chat: bool = False
 
     def __post_init__(self) -> None:
-        _at_least("run", self, evaluate_every=0, save_every=1, keep=1)
+        _at_least("run", self, evaluate_every=0, save_every=1, keep=1, sample_every=0, sample_tokens=1)
 
 
 @dataclass(frozen=True)
 class Recipe:
     """`model` is what `openbook.sources.spec` takes, without a vocabulary's size, which is the dataset's: the
-    keys of a config.json or a spec of our own; or {"preset": name}."""
+    keys of a config.json or a spec of our own; or {"preset": name}. Or it is {"from": name}, and the run
+    begins with the weights of that model; with `lora`, it leaves them as they are and learns additions."""
 
     name: str
     model: Mapping[str, Any]
     data: DataPart
     train: TrainPart
     run: RunPart
+    lora: LoraPart | None = None
+
+    @property
+    def base(self) -> str | None:
+        """The model whose weights the run begins with; None: new ones."""
+        return self.model.get("from")
 
     def plain(self) -> dict[str, Any]:
-        """All of it as JSON-ready data."""
-        plain = asdict(self)
-        plain["data"]["sources"] = list(self.data.sources)
-        return plain
+        """All of it as JSON gives it back."""
+        return json.loads(json.dumps(asdict(self)))
 
 
 def read_recipe(path: str | Path, changes: Iterable[str] = ()) -> Recipe:
@@ -127,25 +157,37 @@ def read_recipe(path: str | Path, changes: Iterable[str] = ()) -> Recipe:
 
 def recipe_of(name: str, document: Mapping[str, Any]) -> Recipe:
     """The recipe that a parsed TOML document describes."""
-    known = ("model", "data", "train", "run")
+    known = ("model", "data", "train", "run", "lora")
     _know("", document, known)
     for part in known:
         if not isinstance(document.get(part, {}), Mapping):
             raise RecipeError(f"{part} must be a table, found {document[part]!r}")
     model = document.get("model", {})
-    _demand(bool(model), "model is missing: give the keys of a config.json, or preset")
+    _demand(bool(model), "model is missing: give the keys of a config.json, or preset, or from")
     _demand(
         "vocab_size" not in model, "model.vocab_size: the vocabulary's size is the dataset's, leave it out"
     )
-    if "preset" in model:
-        _know("model", model, ("preset",))
+    for key in ("preset", "from"):
+        if key in model:
+            _know("model", model, (key,))
+            _demand(isinstance(model[key], str), f"model.{key} must be a string, found {model[key]!r}")
+    lora = document.get("lora")
+    _demand(lora is None or "from" in model, "lora needs weights to add to: name a model in model.from")
     return Recipe(
         name,
         model,
-        _read("data", DataPart, document.get("data", {})),
+        _read("data", DataPart, _with_its_tokenizer(document.get("data", {}), model)),
         _read("train", TrainPart, document.get("train", {})),
         _read("run", RunPart, document.get("run", {})),
+        None if lora is None else _read("lora", LoraPart, lora),
     )
+
+
+def _with_its_tokenizer(about: Mapping[str, Any], model: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A model that brings weights brings its tokenizer, unless another is named."""
+    if "from" not in model or {"folder", "vocab", "tokenizer"} & about.keys():
+        return about
+    return {**about, "tokenizer": model["from"]}
 
 
 def _change(document: dict[str, Any], change: str) -> None:

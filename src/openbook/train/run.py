@@ -2,144 +2,66 @@
 
 RUN/recipe.json       the recipe as it is carried out
     data/             the dataset, if the recipe makes one
-    metrics.jsonl     a line for every step and every evaluation
+    metrics.jsonl     a line for every step and every evaluation; see `records` for it and its like
+    loss.png          how the loss fell (`plot`)
     step-000300/      checkpoints
-    model/            at the end, the model as a Hugging Face folder
+    model/            at the end, the model as a Hugging Face folder (`export`)
 """
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
-import os
-import secrets
 import shutil
-import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from openbook import sources
-from openbook.files.gguf import read_gguf
-from openbook.ledger import ledger
-from openbook.model import Decoder, init_weights
-from openbook.spec.hf import to_config
-from openbook.spec.model import ModelSpec
-from openbook.text import Tokenizer
-from openbook.text import gguf as gguf_vocabulary
-from openbook.text.to_hf import to_files
-from openbook.train import data
-from openbook.train.checkpoint import CheckpointError, load_latest, save
-from openbook.train.corpus import corpus_of
+from openbook.infer.generate import generate
+from openbook.infer.sample import SamplingParams
+from openbook.text import ChatTemplate
+from openbook.train import data, records
+from openbook.train.checkpoint import Checkpoint, CheckpointError, load_latest, save
 from openbook.train.evaluate import Evaluation, evaluate
+from openbook.train.export import MODEL, export
+from openbook.train.lock import LOCK, Lock
 from openbook.train.loop import StopRequest, Trainer
-from openbook.train.optim import Optimizer, cosine, parameter_groups, warmup_stable_decay
+from openbook.train.measure import matmul_flops_per_s
 from openbook.train.pack import Packed
-from openbook.train.predict import Prediction, predict
-from openbook.train.recipe import DataPart, Recipe, RecipeError, TrainPart
+from openbook.train.plot import draw
+from openbook.train.recipe import DataPart, Recipe, RecipeError
+from openbook.train.records import Record, Records
+from openbook.train.start import (
+    dataset_of,
+    fingerprint,
+    is_for_transformers,
+    prediction,
+    spec_of,
+    trainer_of,
+)
 from openbook.weights.fit import check_fit
-from openbook.weights.save import save_hf
 
-RECIPE, METRICS, DATA, MODEL = "recipe.json", "metrics.jsonl", "data", "model"
-
-DEFAULT_HELD_OUT = 0.07
-
-Record = Mapping[str, Any]
-"""A line of metrics.jsonl: {"step", "loss", "lr", "grad_norm", ...} or {"step", "heldout_nats", ...}."""
+RECIPE = "recipe.json"
 
 
-# --- what a recipe stands for -------------------------------------------------------------------
+class DiskError(RuntimeError):
+    """The run's folder can no longer be written to; the checkpoints in it stand."""
 
 
-def spec_of(recipe: Recipe, vocab_size: int) -> ModelSpec:
-    """The model's spec.
-
-    Raises what reading a spec raises, `RecipeError` for a row that is too long for it, and `UnsupportedError`
-    for a model that the run could not write as a Hugging Face folder at its end.
-    """
-    if "preset" in recipe.model:
-        spec = sources.spec(recipe.model["preset"]).replace(vocab_size=vocab_size)
-    else:
-        spec = sources.spec({**recipe.model, "vocab_size": vocab_size})
-    if recipe.data.length > spec.max_positions:
-        raise RecipeError(
-            f"data.length {recipe.data.length} is beyond the model's {spec.max_positions} positions"
-        )
-    to_config(spec)
-    return spec
-
-
-def vocabulary_of(about: DataPart) -> int | sources.Source:
-    """What `data.build` is told: the size of a vocabulary to train, or the model whose tokenizer is taken."""
-    return about.vocab if about.vocab is not None else sources.resolve(about.tokenizer or "")
-
-
-def expected_vocab_size(about: DataPart) -> int:
-    """The vocabulary's size before there is a dataset: of one that is to be trained, the most it may get."""
-    if about.folder is not None:
-        return data.open_dataset(about.folder).vocab_size
-    vocabulary = vocabulary_of(about)
-    if isinstance(vocabulary, int):
-        return vocabulary
-    tokenizer = Tokenizer.from_source(vocabulary)
-    if tokenizer is None:
-        raise RecipeError(
-            f"data.tokenizer: {about.tokenizer} has none: name a fetched model, a .gguf file or a folder "
-            "with tokenizer.json"
-        )
-    return tokenizer.vocab_size
-
-
-def prediction(recipe: Recipe) -> Prediction:
-    """What the recipe will take. Raises what `spec_of` raises."""
-    return predict(spec_of(recipe, expected_vocab_size(recipe.data)), recipe.train, recipe.data.length)
-
-
-def schedule_of(train: TrainPart) -> Callable[[int], float]:
-    """Step → part of the peak learning rate."""
-    if train.schedule == "cosine":
-        return lambda step: cosine(step, train.steps, train.warmup, train.minimum)
-    return lambda step: warmup_stable_decay(step, train.steps, train.warmup, train.decay or 0, train.minimum)
-
-
-def dataset_of(recipe: Recipe, folder: Path, progress: data.Progress | None = None) -> data.Dataset:
-    """The dataset that the recipe names, or that the run in `folder` makes of its sources, once."""
-    about = recipe.data
-    if about.folder is not None:
-        return data.open_dataset(about.folder)
-    if not (folder / DATA).exists():
-        held_out = DEFAULT_HELD_OUT if about.held_out is None else about.held_out
-        data.build(folder / DATA, corpus_of(about.sources), vocabulary_of(about), held_out, progress)
-    return data.open_dataset(folder / DATA)
-
-
-def trainer_of(recipe: Recipe, spec: ModelSpec, samples: Packed) -> Trainer:
-    """A new model, before its first step."""
-    train = recipe.train
-    decoder = init_weights(Decoder(spec), train.seed)
-    groups = parameter_groups(decoder, ledger(spec).tensors)
-    return Trainer(
-        decoder,
-        Optimizer(groups, train.lr, train.weight_decay, muon=train.optimizer == "muon"),
-        samples,
-        schedule_of(train),
-        train.rows,
-        train.micro_rows,
-        train.clip,
-        train.z_weight,
-        train.dtype == "bf16",
-        train.max_nonfinite,
-    )
-
-
-# --- a run --------------------------------------------------------------------------------------
+# --- a run that is ready ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run that is ready to go on from `trainer.step`; `damaged` names checkpoints that were passed over."""
+    """A run that is ready to go on from `trainer.step`, and the only one in its folder. `notes` are for
+    whoever started it: what will be missing, and checkpoints that were passed over."""
 
     folder: Path
     recipe: Recipe
@@ -147,7 +69,9 @@ class Run:
     trainer: Trainer
     heldout: Packed | None
     step_flops: int
-    damaged: tuple[str, ...] = ()
+    lock: Lock
+    frozen: str | None = None
+    notes: tuple[str, ...] = ()
 
 
 def open_run(
@@ -160,32 +84,56 @@ def open_run(
     """Begins a run in a new folder; with `resume`, goes on with the one that is there, if there is one.
 
     Raises `WontFitError` before anything is made, unless `force`; `FileExistsError` for a folder that holds
-    something, `CheckpointError` for one with another recipe, and whatever its dataset and model raise.
+    something, `BusyError` for one in which another process is, `CheckpointError` for one with another
+    recipe, and whatever its dataset and model raise.
     """
     folder = Path(folder)
     predicted = prediction(recipe)
     if not force:
         check_fit(f"training {recipe.name}", predicted.bytes)
-    _take_folder(recipe, folder, resume)
+    lock = _take_folder(recipe, folder, resume)
     _clear_parts(folder)
     dataset = dataset_of(recipe, folder, progress)
     spec = spec_of(recipe, dataset.vocab_size)
     train, about = recipe.train, recipe.data
     samples = dataset.pack("train", about.length, train.seed, about.whole)
     trainer = trainer_of(recipe, spec, samples)
+    frozen = fingerprint(trainer.decoder)
     found = load_latest(folder)
     if found is not None:
+        if found.state.get("frozen") != frozen:
+            raise CheckpointError(
+                f"the weights of {recipe.base} are not those that the run in {folder} began with: it can "
+                "only go on with the same file"
+            )
         trainer.restore(found)
-    _keep_metrics(folder / METRICS, trainer.step)
-    return Run(
+    records.keep(folder, trainer.step)
+    run = Run(
         folder,
         recipe,
         dataset,
         trainer,
         _heldout(dataset, about),
-        predict(spec, train, about.length).step_flops,
-        tuple(f"{skipped.path.name}: {skipped.why}" for skipped in found.skipped) if found else (),
+        prediction(recipe, dataset.vocab_size).step_flops,
+        lock,
+        frozen,
+        tuple(_notes(trainer, found)),
     )
+    for prompt in recipe.run.samples:
+        _check_room(run, prompt)
+    return run
+
+
+def _notes(trainer: Trainer, found: Checkpoint | None) -> Iterator[str]:
+    for one in found.skipped if found else ():
+        yield f"passed over {one.path.name}: {one.why}"
+    if not is_for_transformers(trainer.decoder.spec):
+        yield (
+            "no Hugging Face family describes this model: it will be exported in Openbook's own form, which "
+            "transformers cannot read"
+        )
+    if missing := records.missing_extras():
+        yield f"without {' and '.join(missing)} there will be fewer pictures: pip install 'openbook[train]'"
 
 
 def _heldout(dataset: data.Dataset, about: DataPart) -> Packed | None:
@@ -198,27 +146,37 @@ def _heldout(dataset: data.Dataset, about: DataPart) -> Packed | None:
     )
 
 
-def _take_folder(recipe: Recipe, folder: Path, resume: bool) -> None:
+# --- its folder ---------------------------------------------------------------------------------
+
+
+def _take_folder(recipe: Recipe, folder: Path, resume: bool) -> Lock:
     """Makes the folder this recipe's, or sees that it is."""
     path = folder / RECIPE
-    if path.exists():
-        if not resume:
-            raise FileExistsError(
-                errno.EEXIST,
-                "holds a run: go on with it by --resume auto, or choose another folder",
-                str(folder),
-            )
-        a, b = (_deciding(one) for one in (sources.read_json(path), recipe.plain()))
-        if different := sorted(key for key in a.keys() | b.keys() if a.get(key) != b.get(key)):
-            raise CheckpointError(
-                f"{folder} holds a run of another recipe, {different[0]} differs: go on with its own, or "
-                "choose another folder"
-            )
-        return
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if not path.exists() and folder.exists() and not _is_empty(folder):
         raise FileExistsError(errno.EEXIST, "is there and holds no run: choose another folder", str(folder))
     folder.mkdir(parents=True, exist_ok=True)
-    _write_whole(path, json.dumps(recipe.plain(), indent=2) + "\n")
+    lock = Lock(folder)
+    if not path.exists():
+        records.write_whole(path, json.dumps(recipe.plain(), indent=2) + "\n")
+        return lock
+    if not resume:
+        raise FileExistsError(
+            errno.EEXIST, "holds a run: go on with it by --resume auto, or choose another folder", str(folder)
+        )
+    a, b = (_deciding(one) for one in (sources.read_json(path), recipe.plain()))
+    if different := sorted(key for key in a.keys() | b.keys() if a.get(key) != b.get(key)):
+        raise CheckpointError(
+            f"{folder} holds a run of another recipe, {different[0]} differs: go on with its own, or "
+            "choose another folder"
+        )
+    return lock
+
+
+def _is_empty(folder: Path) -> bool:
+    """Whether nothing is in it but what a run that was killed at once may have left."""
+    return folder.is_dir() and all(
+        path.name == LOCK or path.name.startswith(f"{RECIPE}.") for path in folder.iterdir()
+    )
 
 
 def _clear_parts(folder: Path) -> None:
@@ -230,13 +188,13 @@ def _clear_parts(folder: Path) -> None:
             part.unlink()
 
 
-FREE = frozenset(("train.micro_rows", "train.max_nonfinite"))
+FREE = frozenset(("train.micro_rows", "train.max_nonfinite", "train.checkpoint_layers", "train.compile"))
 """Keys that do not decide over the weights that come out (but for rounding), and may differ on resuming."""
 
 
 def _deciding(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """The keys that do, flat."""
-    tables = {part: recipe.get(part) for part in ("model", "data", "train")}
+    tables = {part: recipe.get(part) for part in ("model", "data", "train", "lora")}
     flat = {
         f"{part}.{key}": value
         for part, table in tables.items()
@@ -246,49 +204,102 @@ def _deciding(recipe: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in flat.items() if key not in FREE}
 
 
+# --- carrying it out ----------------------------------------------------------------------------
+
+
 def carry_out(run: Run, report: Callable[[Record], None] = lambda record: None) -> int:
     """Takes the steps that are left and writes the model.
 
     Returns 0; or, if SIGINT or SIGTERM asked to stop before the last step, the signal's number: then the run
-    was saved at the next step.
-    """
-    recipe, trainer = run.recipe, run.trainer
-    saved = trainer.step
+    was saved at the next step. The folder is free again afterwards, however it ends.
 
-    with StopRequest() as stop, (run.folder / METRICS).open("a", encoding="utf-8") as metrics:
+    Raises `DiskError` or `CheckpointError` when the disk is full or fails: earlier checkpoints stand, and the
+    run can go on from them.
+    """
+    try:
+        with _disk_errors(run):
+            stopped_by = _take_steps(run, report)
+            if not stopped_by and not (run.folder / MODEL).exists():
+                draw(run.folder, run.recipe.name)
+                export(run.folder, run.trainer.decoder, run.dataset, run.recipe.base)
+            return stopped_by
+    finally:
+        run.lock.release()
+
+
+_DRAW_EVERY_S = 30.0
+
+
+def _take_steps(run: Run, report: Callable[[Record], None]) -> int:
+    """Those that are left; the number of the signal that ended it, or 0."""
+    recipe, trainer = run.recipe, run.trainer
+    saved, last_drawn = trainer.step, time.monotonic()
+
+    with StopRequest() as stop, Records(run.folder) as kept:
 
         def note(record: Record) -> None:
-            metrics.write(json.dumps(record) + "\n")
-            metrics.flush()
+            kept.write(record)
             report(record)
 
+        if trainer.step == 0 and recipe.base is not None and run.heldout is not None:
+            note(_evaluation(0, _evaluate(run, run.heldout)))
+        speed = matmul_flops_per_s(recipe.train.dtype) if trainer.step < recipe.train.steps else 0.0
         while trainer.step < recipe.train.steps and not stop.asked:
-            note(_timed_step(run))
+            note(_timed_step(run, speed))
             last = trainer.step == recipe.train.steps
             if run.heldout is not None and (last or _is_due(trainer.step, recipe.run.evaluate_every)):
                 note(_evaluation(trainer.step, _evaluate(run, run.heldout)))
+            if last or _is_due(trainer.step, recipe.run.sample_every):
+                for sample in _samples(run):
+                    note(sample)
             if last or _is_due(trainer.step, recipe.run.save_every):
                 _save(run)
                 saved = trainer.step
+                if not last and time.monotonic() > last_drawn + _DRAW_EVERY_S:
+                    draw(run.folder, recipe.name)
+                    last_drawn = time.monotonic()
         if trainer.step != saved:
             _save(run)
-        if trainer.step < recipe.train.steps:
-            return stop.asked
-    if not (run.folder / MODEL).exists():
-        export(run)
-    return 0
+        return stop.asked if trainer.step < recipe.train.steps else 0
 
 
 def _save(run: Run) -> None:
     trainer = run.trainer
-    save(run.folder, trainer.step, trainer.tensors(), trainer.counts(), run.recipe.run.keep)
+    state = {**trainer.counts(), **({"frozen": run.frozen} if run.frozen else {})}
+    save(run.folder, trainer.step, trainer.tensors(), state, run.recipe.run.keep)
 
 
 def _is_due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
 
 
-def _timed_step(run: Run) -> Record:
+_OF_THE_DISK = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS))
+
+
+@contextmanager
+def _disk_errors(run: Run) -> Iterator[None]:
+    """Says of a disk that is full or fails what stands and what is needed."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        if isinstance(error, OSError) and error.errno not in _OF_THE_DISK:
+            raise
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        there = sorted(path.name for path in run.folder.glob("step-*") if "tmp" not in path.name)
+        needed = sum(tensor.nbytes for tensor in run.trainer.tensors().values())
+        free = shutil.disk_usage(run.folder).free
+        raise DiskError(
+            f"{run.folder} could not be written to: {reason}; a checkpoint takes {needed:,} bytes and "
+            f"{free:,} are free; {f'{there[-1]} stands' if there else 'there is no checkpoint yet'}: make "
+            "room, then go on with --resume auto"
+        ) from error
+
+
+# --- what it tells ------------------------------------------------------------------------------
+
+
+def _timed_step(run: Run, speed: float) -> Record:
+    """`speed` is that of a matrix product on this machine, in FLOPs a second, which no step can reach."""
     start = time.perf_counter()
     step = run.trainer.update()
     seconds = time.perf_counter() - start
@@ -302,11 +313,24 @@ def _timed_step(run: Run) -> Record:
         "seconds": seconds,
         "tokens_per_s": step.tokens / seconds,
         "flops_per_s": run.step_flops / seconds,
+        "mfu": run.step_flops / seconds / speed,
+        "resident_bytes": resident_bytes(),
     }
     if step.skipped:
         # JSON has no NaN.
         record |= {"loss": None, "grad_norm": None, "skipped": step.skipped}
     return record
+
+
+def resident_bytes() -> int | None:
+    """The memory that this process has in use; None where the system does not tell."""
+    try:
+        import resource
+
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return pages * resource.getpagesize()
+    except (ImportError, OSError):
+        return None
 
 
 def _evaluate(run: Run, heldout: Packed) -> Evaluation:
@@ -324,49 +348,41 @@ def _evaluation(step: int, found: Evaluation) -> Record:
     }
 
 
-def _keep_metrics(path: Path, step: int) -> None:
-    """Drops the lines that are beyond `step`, and one that was cut: these steps will be taken again."""
-    if not path.exists():
-        return
-    kept = [line for line in path.read_text("utf-8").splitlines() if 0 < _step_of(line) <= step]
-    _write_whole(path, "".join(f"{line}\n" for line in kept))
+# --- samples ------------------------------------------------------------------------------------
 
 
-def _step_of(line: str) -> int:
-    try:
-        return int(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
-        return 0
+def _samples(run: Run) -> Iterator[Record]:
+    """What the model makes of each beginning. The draws are a function of the seed, the step and the place in
+    the recipe, so a run that goes on writes the same."""
+    recipe, tokenizer, step = run.recipe, run.dataset.tokenizer, run.trainer.step
+    for i, prompt in enumerate(recipe.run.samples):
+        digest = hashlib.sha256(f"{recipe.train.seed}:{step}:sample:{i}".encode()).digest()
+        params = SamplingParams(
+            temperature=0.8, top_k=40, top_p=0.95, min_p=0.05, seed=int.from_bytes(digest[:7], "little")
+        )
+        tokens = generate(
+            run.trainer.decoder,
+            _prompt_ids(run, prompt),
+            params,
+            max_tokens=recipe.run.sample_tokens,
+            stop_ids=tokenizer.eos_ids,
+            vocab_limit=run.dataset.vocab_size,
+        )
+        ids = [token.id for token in tokens if token.finish != "stop"]
+        yield {"step": step, "prompt": prompt, "text": tokenizer.decode(ids, start=False)}
 
 
-def _write_whole(path: Path, text: str) -> None:
-    """A file that is there whole or as it was, even if the process is killed meanwhile."""
-    part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
-    part.write_text(text, "utf-8")
-    os.replace(part, path)
-
-
-# --- the model that comes out -------------------------------------------------------------------
-
-
-def export(run: Run) -> None:
-    """Writes RUN/model: config, weights in fp32, tokenizer, and the ids that begin and end a text."""
+def _prompt_ids(run: Run, prompt: str) -> list[int]:
     tokenizer = run.dataset.tokenizer
-    ends = sorted(tokenizer.eos_ids)
-    ids = {"bos_token_id": tokenizer.bos_id, "eos_token_id": ends[0] if len(ends) == 1 else ends or None}
-    with tempfile.TemporaryDirectory() as name:
-        files = _tokenizer_files(run.dataset.folder, Path(name))
-        (Path(name) / "generation_config.json").write_text(json.dumps(ids, indent=2) + "\n", "utf-8")
-        files.append(Path(name) / "generation_config.json")
-        save_hf(run.trainer.decoder, run.folder / MODEL, config=ids, extra_files=files)
+    if not run.recipe.run.sample_chat:
+        return tokenizer.prompt(prompt)
+    if tokenizer.chat_template is None:
+        raise RecipeError("run.sample_chat: the tokenizer has no chat template")
+    return ChatTemplate(tokenizer.chat_template).render([{"role": "user", "content": prompt}], tokenizer)
 
 
-def _tokenizer_files(folder: Path, scratch: Path) -> list[Path]:
-    """Those of a dataset, as a Hugging Face folder has them; made in `scratch` from a GGUF vocabulary."""
-    if not (folder / data.GGUF_TOKENIZER).exists():
-        return [folder / name for name in data.TOKENIZER_FILES if (folder / name).is_file()]
-    vocabulary = gguf_vocabulary.from_metadata(read_gguf(folder / data.GGUF_TOKENIZER).metadata)
-    made = to_files(vocabulary)
-    for name, content in made.items():
-        (scratch / name).write_text(json.dumps(content, ensure_ascii=False), "utf-8")
-    return [scratch / name for name in made]
+def _check_room(run: Run, prompt: str) -> None:
+    """Now, and not after an hour."""
+    length, most = len(_prompt_ids(run, prompt)), run.trainer.decoder.spec.max_positions
+    if not 0 < length < most:
+        raise RecipeError(f"run.samples: {prompt!r} has {length} tokens, and must have 1 to {most - 1}")
