@@ -26,7 +26,7 @@ from openbook.spec.model import Chunk, Experts, LatentAttention, ModelSpec, Rope
 from openbook.weights.blocks import Blocks
 
 EMBED, NORM, LINEAR, ROTATE, STORE, ATTEND, ACTIVATE, GATE, ADD = range(9)
-PACK, ATTEND_ROWS, ROTATE_ROWS, LINEAR_ROWS = range(9, 13)
+PACK, ATTEND_ROWS, ROTATE_ROWS, LINEAR_ROWS, NORM_BACK, GATE_BACK = range(9, 15)
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 BLOCKS = {"Q8_0": 2, "Q4_0": 3, "Q4_1": 4, "Q5_0": 5, "Q5_1": 6, "Q4_K": 7, "Q5_K": 8, "Q6_K": 9}
 ACTIVATIONS = ("relu", "relu2", "gelu", "gelu_tanh", "gelu_quick", "silu", "sigmoid", "tanh")
@@ -48,6 +48,7 @@ class Op(ctypes.Structure):
         ("flags", ctypes.c_int32), ("eps", ctypes.c_float), ("offset", ctypes.c_float),
         ("scale", ctypes.c_float), ("softcap", ctypes.c_float),
         ("weight", Pointer), ("bias", Pointer), ("a", Pointer), ("b", Pointer), ("dst", Pointer),
+        ("grad", Pointer), ("dst2", Pointer),
     )  # fmt: skip
 
 

@@ -1,15 +1,19 @@
 """A prompt's norms, rotations, attention and gates in C, and the experts of a few tokens: modules that stand
 in for the model's own.
 
-Each has the class it replaces as its base, and does what that does wherever C does not: with a gradient,
-for a few tokens, in another dtype or layout.
+Each has the class it replaces as its base, and does what that does wherever C does not: for a few tokens, in
+another dtype or layout. Norms, rotations and gates can also be learned through; attention and experts in C
+are for use without a gradient. What is kept for backward is what was read: the rest is computed again.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from openbook.model import Decoder
 from openbook.model.attention import FusedCore, Mask
@@ -23,14 +27,17 @@ from openbook.native.lower import (
     ATTEND_ROWS,
     DTYPES,
     GATE,
+    GATE_BACK,
     LAYERNORM,
     LINEAR_ROWS,
     NORM,
+    NORM_BACK,
     PACK,
     ROTATE_ROWS,
     Op,
 )
 from openbook.native.step import Step, run
+from openbook.spec.model import Norm as NormSpec
 
 TILE, QUERIES = 32, 8
 """As in prompt.h: keys in a tile, queries at a time."""
@@ -63,11 +70,14 @@ def use_native_modules(decoder: Decoder) -> None:
 def _suits(*tensors: Tensor) -> bool:
     """Whether C can take these, all of one dtype, as they are."""
     first = tensors[0]
-    return (
-        not torch.is_grad_enabled()
-        and first.dtype in DTYPES
-        and all(x.device.type == "cpu" and x.dtype == first.dtype and x.stride(-1) == 1 for x in tensors)
+    return first.dtype in DTYPES and all(
+        x.device.type == "cpu" and x.dtype == first.dtype and x.stride(-1) == 1 for x in tensors
     )
+
+
+def _learns(*tensors: Tensor | None) -> bool:
+    """Whether a gradient will be asked for by one of these."""
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
 def _run(*ops: Op) -> None:
@@ -87,37 +97,105 @@ class NativeNorm(Norm):
         self.spec, self.weight, self.bias = norm.spec, norm.weight, norm.bias
 
     def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
-        rows, width = x.numel() // x.shape[-1], x.shape[-1]
+        rows = x.numel() // x.shape[-1]
         parameters = [p for p in (self.weight, self.bias) if p is not None]
         suits = x.dtype == torch.float32 and rows >= LEAST_ROWS and x.is_contiguous() and _suits(x)
-        if not suits or (parameters and not _suits(*parameters)):
+        if not suits or (parameters and not _suits(*parameters)) or any(p.ndim > 1 for p in parameters):
             return super().forward(x)
+        if _learns(x, *parameters) and any(p.dtype != torch.float32 for p in parameters):
+            return super().forward(x)
+        return _Normed.apply(x, self.weight, self.bias, self.spec)  # type: ignore[return-value]
+
+
+def _norm_op(
+    code: int, x: Tensor, weight: Tensor | None, bias: Tensor | None, spec: NormSpec, **more: Any
+) -> Op:
+    dtype = next((DTYPES[p.dtype] for p in (weight, bias) if p is not None), 0)
+    return Op(
+        code=code, width=x.shape[-1], barrier=1, dtype=dtype,
+        flags=LAYERNORM if spec.kind == "layer" else 0, eps=spec.eps, offset=spec.offset,
+        weight=_address(weight), bias=_address(bias), a=x.data_ptr(), **more,
+    )  # fmt: skip
+
+
+ROWS_SUMMED = 64
+"""Rows whose shares of a norm's gradient are added up in one place, whatever the number of threads."""
+
+
+class _Normed(torch.autograd.Function):
+    """Keeps x alone: mean and deviation are cheaper to compute again than to keep."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, spec: NormSpec) -> Tensor:
         y = torch.empty_like(x)
-        op = Op(
-            code=NORM, n=rows, width=width, barrier=1, dtype=DTYPES[parameters[0].dtype] if parameters else 0,
-            flags=LAYERNORM if self.spec.kind == "layer" else 0, eps=self.spec.eps, offset=self.spec.offset,
-            weight=_address(self.weight), bias=_address(self.bias), a=x.data_ptr(), dst=y.data_ptr(),
-        )  # fmt: skip
-        _run(op)
+        _run(_norm_op(NORM, x, weight, bias, spec, n=x.numel() // x.shape[-1], dst=y.data_ptr()))
+        ctx.save_for_backward(x, weight, bias)
+        ctx.spec = spec
         return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        x, weight, bias = ctx.saved_tensors
+        grad, x_grad = grads[0].contiguous(), torch.empty_like(x)
+        rows, width = x.numel() // x.shape[-1], x.shape[-1]
+        items = -(-rows // ROWS_SUMMED)
+        sums = torch.empty(items, 1 if bias is None else 2, width)
+        _run(
+            _norm_op(
+                NORM_BACK, x, weight, bias, ctx.spec, n=items, rows=ROWS_SUMMED, keys=rows,
+                grad=grad.data_ptr(), dst=x_grad.data_ptr(), dst2=sums.data_ptr(),
+            )
+        )  # fmt: skip
+        by_parameter = sums.sum(0)
+        weight_grad = by_parameter[0] if weight is not None else None
+        return x_grad, weight_grad, by_parameter[1] if bias is not None else None, None
 
 
 class NativeRotate(Rotate):
     """Rotates the heads of a projection's result, which lie beside each other, into new memory."""
 
     def forward(self, x: Float[Tensor, "B H T K"], by: Rotation) -> Float[Tensor, "B H T K"]:
-        B, H, T, K = x.shape
         rows = x.transpose(1, 2)
-        if B > 1 or T < LEAST_ROWS or not (_suits(x) and rows.is_contiguous()):
+        if x.shape[2] < LEAST_ROWS or not (_suits(x) and rows.is_contiguous() and by.cos.shape[1] == 1):
             return super().forward(x, by)
-        y = torch.empty_like(rows)
-        angles = torch.cat((by.cos[0, 0], by.sin[0, 0]))
-        op = Op(
-            code=ROTATE_ROWS, n=T, width=K, heads=H, group=self.rope.dim, dtype=DTYPES[x.dtype], barrier=1,
-            a=rows.data_ptr(), b=angles.data_ptr(), dst=y.data_ptr(),
-        )  # fmt: skip
-        _run(op)
-        return y.transpose(1, 2)
+        return _Rotated.apply(rows, by.cos, by.sin, self.rope.dim).transpose(1, 2)  # type: ignore[union-attr]
+
+
+class _Rotated(torch.autograd.Function):
+    """The gradient is turned back, by the same angles."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, cos: Tensor, sin: Tensor, dim: int) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        ctx.dim = dim
+        return _rotated(rows, cos, sin, dim)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        cos, sin = ctx.saved_tensors
+        return _rotated(grads[0].contiguous(), cos, -sin, ctx.dim), None, None, None
+
+
+def _rotated(
+    rows: Float[Tensor, "B T H K"],
+    cos: Float[Tensor, "#B 1 T half"],
+    sin: Float[Tensor, "#B 1 T half"],
+    dim: int,
+) -> Float[Tensor, "B T H K"]:
+    B, T, H, K = rows.shape
+    y = torch.empty_like(rows)
+    angles = torch.cat((cos, sin), dim=2).contiguous()
+    ops = [
+        Op(
+            code=ROTATE_ROWS, n=T, width=K, heads=H, group=dim, dtype=DTYPES[rows.dtype], barrier=b == B - 1,
+            a=rows[b].data_ptr(), b=angles[b if len(angles) > 1 else 0].data_ptr(), dst=y[b].data_ptr(),
+        )
+        for b in range(B)
+    ]  # fmt: skip
+    _run(*ops)
+    return y
 
 
 class NativeActivation(Activation):
@@ -129,13 +207,41 @@ class NativeActivation(Activation):
         wide = gate is not None and x.numel() >= LEAST_ROWS * x.shape[-1]
         if gate is None or not (wide and _suits(x, gate) and x.is_contiguous() and gate.is_contiguous()):
             return super().forward(x, gate)
+        if _learns(x, gate) and self.kind not in LEARNED_THROUGH:
+            return super().forward(x, gate)
+        return _Gated.apply(x, gate, self.kind)  # type: ignore[return-value]
+
+
+LEARNED_THROUGH = ("silu", "gelu_tanh")
+"""Activations whose gradient there is in C."""
+
+
+class _Gated(torch.autograd.Function):
+    """Keeps the two factors, where PyTorch keeps act(gate) as well."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gate: Tensor, kind: str) -> Tensor:
+        ctx.save_for_backward(x, gate)
+        ctx.kind = kind
         y = torch.empty_like(x)
-        op = Op(
-            code=GATE, kind=ACTIVATIONS.index(self.kind), n=x.numel(), matrix=DTYPES[x.dtype], barrier=1,
-            a=gate.data_ptr(), b=x.data_ptr(), dst=y.data_ptr(),
-        )  # fmt: skip
-        _run(op)
+        _run(_gate_op(GATE, x, gate, kind, dst=y.data_ptr()))
         return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        x, gate = ctx.saved_tensors
+        grad, x_grad, gate_grad = grads[0].contiguous(), torch.empty_like(x), torch.empty_like(gate)
+        outputs = {"dst": gate_grad.data_ptr(), "dst2": x_grad.data_ptr()}
+        _run(_gate_op(GATE_BACK, x, gate, ctx.kind, grad=grad.data_ptr(), **outputs))
+        return x_grad, gate_grad, None
+
+
+def _gate_op(code: int, x: Tensor, gate: Tensor, kind: str, **more: Any) -> Op:
+    return Op(
+        code=code, kind=ACTIVATIONS.index(kind), n=x.numel(), matrix=DTYPES[x.dtype], barrier=1,
+        a=gate.data_ptr(), b=x.data_ptr(), **more,
+    )  # fmt: skip
 
 
 class NativeCore(FusedCore):
@@ -156,7 +262,7 @@ class NativeCore(FusedCore):
         sinks: Float[Tensor, " H"] | None = None,
     ) -> Float[Tensor, "B H T U"]:
         plain = mask.causal and mask.bias is None and softcap is None and sinks is None
-        if not (plain and _suits(q, k, v) and _packs(q, k, v)):
+        if torch.is_grad_enabled() or not (plain and _suits(q, k, v) and _packs(q, k, v)):
             return super().forward(q, k, v, mask, scale, softcap, sinks)
         B, H, T, K = q.shape
         y = torch.empty(B, T, H, K, dtype=q.dtype)
@@ -207,7 +313,9 @@ def native_experts(
     """A way through the experts: few tokens without a gradient in C, in fp32 arithmetic; others `looped`."""
     parameters = list(feed.parameters())
     few = experts.numel() <= MOST_ROWS.get(x.dtype, 0) * feed.up.weight.shape[0]
-    if not (few and _suits(x, *parameters) and all(p.is_contiguous() for p in parameters)):
+    if torch.is_grad_enabled() or not (
+        few and _suits(x, *parameters) and all(p.is_contiguous() for p in parameters)
+    ):
         return looped(feed, x, weights, experts)
     return in_order(feed, x, weights, experts, NativeRuns)
 

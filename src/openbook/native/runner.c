@@ -6,8 +6,8 @@
  * are decoded to fp32 in registers. So a step reads each weight once, in its own size, and computes what the
  * decoded matrix would give.
  *
- * Here: which operation is which, and the threads. The operations are in step.h (one token), rows.h (a few)
- * and prompt.h (many).
+ * Here: which operation is which, and the threads. The operations are in step.h (one token), rows.h (a few),
+ * prompt.h (many) and learn.h (backward).
  */
 
 #include <pthread.h>
@@ -15,6 +15,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
+#include "learn.h"
 #include "op.h"
 #include "prompt.h"
 #include "rows.h"
@@ -42,6 +43,8 @@ static void run_op(const Op *op, const Step *step, int64_t from, int64_t to) {
     case GATE: gate(op, from, to); break;
     case ROTATE_ROWS: rotate_rows(op, from, to); break;
     case LINEAR_ROWS: linear_rows(op, from, to); break;
+    case NORM_BACK: norm_back(op, from, to); break;
+    case GATE_BACK: gate_back(op, from, to); break;
     case ADD:
         for (int64_t i = from; i < to; i++) op->dst[i] += op->a[i] * op->scale;
         break;
