@@ -92,12 +92,13 @@ class Dataset:
             if found != getattr(about, what):
                 where = f"splits.{split}"
                 raise FileError(
-                    self.folder / _FILE, where, what, getattr(about, what), f"{found}, as in the shards"
+                    self.folder / DESCRIPTION, where, what, getattr(about, what), f"{found}, as in the shards"
                 )
         return shards
 
 
-_FILE = "dataset.json"
+DESCRIPTION = "dataset.json"
+"""The file by which a folder is known as a dataset."""
 
 
 def open_dataset(folder: str | Path) -> Dataset:
@@ -106,10 +107,10 @@ def open_dataset(folder: str | Path) -> Dataset:
     Raises `NotFoundError` for a folder that is none, `FileError` for a damaged one.
     """
     folder = Path(folder)
-    path = folder / _FILE
+    path = folder / DESCRIPTION
     if not path.exists():
         raise NotFoundError(
-            f"{folder} is no dataset: {_FILE} is not there; make one with openbook data build"
+            f"{folder} is no dataset: {DESCRIPTION} is not there; make one with openbook data build"
         )
     about = read_json(path)
     if about.get("schema") != SCHEMA:
@@ -182,7 +183,7 @@ def build(
             "vocab_size": vocab_size,
             "splits": {name: asdict(split) for name, split in splits.items()},
         }
-        (part / _FILE).write_text(json.dumps(about, indent=2) + "\n", "utf-8")
+        (part / DESCRIPTION).write_text(json.dumps(about, indent=2) + "\n", "utf-8")
         part.rename(folder)
     finally:
         shutil.rmtree(part, ignore_errors=True)

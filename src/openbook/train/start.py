@@ -105,21 +105,24 @@ def dataset_of(recipe: Recipe, folder: Path, progress: data.Progress | None = No
         data.build(folder / DATA, corpus_of(about.sources), vocabulary_of(about), held_out, progress)
     dataset = data.open_dataset(folder / DATA if about.folder is None else about.folder)
     if recipe.base is not None:
-        _check_same_tokens(dataset, recipe.base)
+        check_same_tokens(dataset, sources.resolve(recipe.base))
     return dataset
 
 
-def _check_same_tokens(dataset: data.Dataset, base: str) -> None:
-    """An id has to mean what it meant when the model learned it."""
-    theirs = Tokenizer.from_source(sources.resolve(base))
+def check_same_tokens(dataset: data.Dataset, model: sources.Source) -> None:
+    """An id has to mean what it meant when the model learned it; raises `RecipeError` where one does not.
+    Of a model without a tokenizer nothing can be told."""
+    theirs = Tokenizer.from_source(model)
     if theirs is None:
         return
-    ours = dataset.tokenizer
+    ours, name = dataset.tokenizer, model.spec.name
+    if ours.vocab_size > model.spec.vocab_size:
+        raise RecipeError(f"the dataset has {ours.vocab_size:,} tokens, and {name} {model.spec.vocab_size:,}")
     for i in range(min(ours.vocab_size, theirs.vocab_size)):
         if ours.token(i) != theirs.token(i):
             raise RecipeError(
-                f"token {i} of the dataset is {ours.token(i)!r}, and {theirs.token(i)!r} for {base}: make "
-                f"the dataset with --tokenizer {base}"
+                f"token {i} of the dataset is {ours.token(i)!r}, and {theirs.token(i)!r} for {name}: make "
+                f"the dataset with --tokenizer {name}"
             )
 
 
