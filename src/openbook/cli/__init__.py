@@ -19,10 +19,12 @@ from openbook.cli import (
     demo,
     diff,
     errors,
+    eval,
     explore,
     generate,
     ledger,
     models,
+    runs,
     show,
     tokenize,
     train,
@@ -72,6 +74,8 @@ app.add_typer(models.app, name="models", rich_help_panel="Models")
 app.command("convert", rich_help_panel="Models")(convert.run)
 app.add_typer(data.app, name="data", rich_help_panel="Train")
 app.command("train", rich_help_panel="Train")(train.run)
+app.command("runs", rich_help_panel="Train")(runs.run)
+app.command("eval", rich_help_panel="Train")(eval.run)
 
 
 def main() -> None:
