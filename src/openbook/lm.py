@@ -26,8 +26,8 @@ from openbook.spec.model import ModelSpec
 from openbook.text import ChatTemplate, StopStrings, TextStream, Tokenizer
 from openbook.trace import Trace, record, trace_bytes
 from openbook.trace.edits import Heads, Patch
-from openbook.trace.names import Selection, selected
-from openbook.trace.rows import op_rows
+from openbook.trace.names import Selection
+from openbook.trace.tensors import dtype_of
 from openbook.weights.blocks import Blocks, quantised_matrices
 from openbook.weights.fit import check_fit
 from openbook.weights.load import Progress, load_decoder
@@ -203,16 +203,17 @@ class LanguageModel:
         Raises `RequestError` for a request that makes no sense, `WontFitError` for a trace that needs more
         memory than there is, before anything of it is made, unless it is to `force`.
         """
-        ids = self.prompt_ids(prompt)
-        dtype = str(self.decoder.embed.weight.dtype).removeprefix("torch.")
+        ids, device = self.prompt_ids(prompt), self.decoder.embed.weight.device
         if not force:
-            steps = {row.name: None for row in op_rows(self.spec, dtype, 1, len(ids))}
-            needed = trace_bytes(self.spec, dtype, 1, len(ids), only=selected(self.spec, only, steps))
-            check_fit(f"a trace of {len(ids):,} tokens", needed, str(self.decoder.embed.weight.device))
-        tensor = torch.tensor([ids], device=self.decoder.embed.weight.device)
-        trace = record(self.decoder, tensor, only=only, patch=patch, ablate=ablate, time=time)
+            check_fit(f"a trace of {len(ids):,} tokens", self.trace_bytes(len(ids), only), str(device))
+        batch = torch.tensor([ids], device=device)
+        trace = record(self.decoder, batch, only=only, patch=patch, ablate=ablate, time=time)
         pieces = (tuple(self.tokenizer.pieces(ids)),) if self.tokenizer else ()
         return replace(trace, pieces=pieces, model=self.spec.name)
+
+    def trace_bytes(self, tokens: int, only: Selection = None) -> int:
+        """Bytes of the trace of so many tokens, told before it is made."""
+        return trace_bytes(self.spec, dtype_of(self.decoder.embed.weight), 1, tokens, only=only)
 
     def prompt_ids(self, prompt: str | Sequence[int] | Sequence[Mapping[str, Any]]) -> list[int]:
         """The ids of a text, of the messages of a chat, or these ids themselves. Raises `RequestError` for

@@ -27,6 +27,7 @@ from openbook.cli import (
     runs,
     show,
     tokenize,
+    trace,
     train,
     verify,
 )
@@ -68,6 +69,7 @@ app.command("show", rich_help_panel=_LOOK)(show.run)
 app.command("ledger", rich_help_panel=_LOOK)(ledger.run)
 app.command("verify", rich_help_panel=_LOOK)(verify.run)
 app.command("tokenize", rich_help_panel=_LOOK)(tokenize.run)
+app.command("trace", rich_help_panel=_LOOK)(trace.run)
 app.command("diff", rich_help_panel=_RUN)(diff.run)
 app.command("explore", rich_help_panel=_LOOK)(explore.run)
 app.add_typer(models.app, name="models", rich_help_panel="Models")

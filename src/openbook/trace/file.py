@@ -62,7 +62,7 @@ def write(trace: Trace, path: Path) -> None:
             for x in tensors.values():
                 if x.numel():
                     x = x.detach().cpu().contiguous().reshape(-1)
-                    out.write(memoryview(x.view(torch.uint8).numpy()))
+                    out.write(x.view(torch.uint8).numpy().data)
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
@@ -190,7 +190,7 @@ def _spec(path: Path, data: dict[str, Any]) -> ModelSpec:
 
 def _rows(path: Path, spec: ModelSpec, about: Mapping[str, Any], ids: Tensor) -> dict[str, OpRow]:
     try:
-        rows = op_rows(spec, about["dtype"], *ids.shape, about["past"])
+        rows = op_rows(spec, about["dtype"], ids.shape[0], ids.shape[1], about["past"])
     except (LedgerError, TypeError, ValueError, AttributeError, ArithmeticError, KeyError) as error:
         raise FileError(path, "trace", "spec", error, "a model that has a ledger") from error
     return {row.name: row for row in rows}

@@ -57,7 +57,8 @@ def record(
     """
     past = cache.length if cache is not None else 0
     dtype = dtype_of(decoder.embed.weight)
-    rows = {row.name: row for row in op_rows(decoder.spec, dtype, *ids.shape, past)}
+    batch, new = ids.shape
+    rows = {row.name: row for row in op_rows(decoder.spec, dtype, batch, new, past)}
     seen = Recorder(
         rows.values(),
         selected(decoder.spec, only, rows),
@@ -75,7 +76,7 @@ def record(
         dtype=dtype,
         ids=ids,
         positions=positions,
-        tensors=Tensors(seen.in_order()),
+        tensors=seen.in_order(),
         axes=seen.axes(),
         keys={
             i: keys.get(block.attn.window, positions).expand(len(ids), -1)
@@ -123,7 +124,8 @@ class Recorder:
         self.wanted = {name for name in self.rows if only is None or only(name)}
         self.edits = edits or {}
         self.clock = clock
-        self.tensors: dict[str, Tensor | Masked] = {}
+        self.tensors: dict[str, Tensor] = {}
+        self.masked: dict[str, Masked] = {}
         self.choices: dict[str, Tensor] = {}
         self._triangles: dict[tuple[int, int], Tensor] = {}
 
@@ -152,9 +154,10 @@ class Recorder:
             self._triangles[T, S] = everything.tril(S - T)
         return self._triangles[T, S]
 
-    def in_order(self) -> dict[str, Tensor | Masked]:
+    def in_order(self) -> Tensors:
         """What was kept, in the order of the rows."""
-        return {name: self.tensors[name] for name in self.rows if name in self.tensors}
+        kept = self.tensors | self.masked
+        return Tensors({name: kept[name] for name in self.rows if name in kept})
 
     def axes(self) -> dict[str, tuple[str, ...]]:
         """The axes of every row, kept or not."""
@@ -356,7 +359,7 @@ class RecordingCore(ExplicitCore):
         if name in seen.edits or self._names["scores"] not in seen.wanted:
             return seen.keep(name, masked)
         if name in seen.wanted:
-            seen.tensors[name] = Masked(scores, seen.visible(mask, scores))
+            seen.masked[name] = Masked(scores, seen.visible(mask, scores))
         return masked
 
     @contextmanager

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from openbook.ledger import Ledger, OpRow, Workload
 from openbook.spec.model import ModelSpec
-from openbook.trace.names import Only
+from openbook.trace.names import Selection, selected
 
 
 def op_rows(spec: ModelSpec, dtype: str, batch: int, new: int, past: int = 0) -> list[OpRow]:
@@ -17,14 +17,15 @@ def op_rows(spec: ModelSpec, dtype: str, batch: int, new: int, past: int = 0) ->
 
 
 def trace_bytes(
-    spec: ModelSpec, dtype: str, batch: int, new: int, past: int = 0, only: Only | None = None
+    spec: ModelSpec, dtype: str, batch: int, new: int, past: int = 0, only: Selection = None
 ) -> int:
     """Bytes of the trace of such a run, told before it is made.
 
     Masked scores are not counted where the scores are kept, which they are made of when asked for.
     """
-    rows = op_rows(spec, dtype, batch, new, past)
-    kept = {row.name: row.activation_bytes for row in rows if only is None or only(row.name)}
+    sizes = {row.name: row.activation_bytes for row in op_rows(spec, dtype, batch, new, past)}
+    wanted = selected(spec, only, sizes)
+    kept = {name: size for name, size in sizes.items() if wanted is None or wanted(name)}
     made = {name for name in kept if name.endswith(".masked") and name[: -len("masked")] + "scores" in kept}
     return sum(size for name, size in kept.items() if name not in made)
 

@@ -121,7 +121,8 @@ class Trace:
     @cached_property
     def rows(self) -> dict[str, OpRow]:
         """The ledger's row of every step, kept or not: its formula, FLOPs and bytes."""
-        rows = op_rows(self.spec, self.dtype, *self.ids.shape, self.past)
+        batch, new = self.ids.shape
+        rows = op_rows(self.spec, self.dtype, batch, new, self.past)
         return {row.name: row for row in rows}
 
     @cached_property
