@@ -21,6 +21,7 @@ from openbook.cli import (
     errors,
     eval,
     explore,
+    flow,
     generate,
     ledger,
     models,
@@ -69,6 +70,7 @@ app.command("show", rich_help_panel=_LOOK)(show.run)
 app.command("ledger", rich_help_panel=_LOOK)(ledger.run)
 app.command("verify", rich_help_panel=_LOOK)(verify.run)
 app.command("tokenize", rich_help_panel=_LOOK)(tokenize.run)
+app.command("flow", rich_help_panel=_LOOK)(flow.run)
 app.command("trace", rich_help_panel=_LOOK)(trace.run)
 app.command("diff", rich_help_panel=_RUN)(diff.run)
 app.command("explore", rich_help_panel=_LOOK)(explore.run)
