@@ -185,6 +185,9 @@ function draw(canvas, { width, height, left, over, cellWidth, cellHeight, uprigh
     for (let r = 1; r < rows; r++) context.moveTo(left, over + r * cellHeight), context.lineTo(left + across, over + r * cellHeight);
     context.stroke();
   }
+  context.strokeStyle = colour("--rule");
+  context.lineWidth = 1;
+  context.strokeRect(left - 0.5, over - 0.5, across + 1, down + 1);
   context.font = FONT();
   context.textBaseline = "middle";
   if (cellWidth >= NUMBERS && cellHeight >= 18) {

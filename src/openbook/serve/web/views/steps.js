@@ -29,11 +29,11 @@ export function View({ model, run, params, setParams, t }) {
 
   const toolbar = html`
     <span class="player">
-      <${Button} label=${t("steps.first")} help=${t("steps.first")} testid="step-first" disabled=${at === 0} onClick=${() => show(0)}>⏮</${Button}>
+      <${Button} label=${t("steps.first")} help=${t("steps.first")} testid="step-first" disabled=${at === 0} onClick=${() => show(0)}>|◀</${Button}>
       <${Button} label=${t("steps.back")} help=${t("steps.back")} testid="step-back" disabled=${at === 0} onClick=${() => show(at - 1)}>◀</${Button}>
       <${Button} kind="primary" testid="step-play" onClick=${() => setPlaying(!playing)}>${t(playing ? "steps.stop" : "steps.play")}</${Button}>
       <${Button} label=${t("steps.on")} help=${t("steps.on")} testid="step-on" disabled=${at === steps.length - 1} onClick=${() => show(at + 1)}>▶</${Button}>
-      <${Button} label=${t("steps.last")} help=${t("steps.last")} testid="step-last" disabled=${at === steps.length - 1} onClick=${() => show(steps.length - 1)}>⏭</${Button}>
+      <${Button} label=${t("steps.last")} help=${t("steps.last")} testid="step-last" disabled=${at === steps.length - 1} onClick=${() => show(steps.length - 1)}>▶|</${Button}>
     </span>
     <span class="scrub"><${Slider} label=${t("steps.step")} value=${at} min=${0} max=${steps.length - 1} onInput=${show} format=${(i) => t("steps.of", { n: i + 1, all: steps.length })} testid="step-scrub" /></span>
     <${Choice} label=${t("steps.layer")} most=${0} value=${step.layer} onChange=${(layer) => (layer === null ? show(steps.findIndex((other) => other.layer === null)) : toLayer(layer))} testid="step-layer"

@@ -105,7 +105,7 @@ function Found({ model, found, selected, onSelect, t }) {
             const at = group.at + i;
             return html`<span key=${at} role="option" aria-selected=${String(at === selected)} tabindex=${at === Math.max(0, selected) ? 0 : -1} data-token=${at} data-testid="token-${at}"
                 class="token from-${piece.from} ${piece.special ? "special" : ""} ${at === selected ? "on" : ""}" onClick=${() => onSelect(at)}>
-              <span class="token-text">${pieceLabel(piece)}</span><span class="token-bytes">${spaced(piece.bytes)}</span><span class="token-id number">${piece.id}</span>
+              <span class="token-text">${pieceLabel(piece)}</span>${!pieceLabel(piece).startsWith("⟨") && html`<span class="token-bytes">${spaced(piece.bytes)}</span>`}<span class="token-id number">${piece.id}</span>
             </span>`;
           })}</span>
         </div>`)}
