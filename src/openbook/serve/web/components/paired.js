@@ -25,7 +25,7 @@ export function PairedBars({ rows, names, title, sentence, name, format, testid 
   return html`<${Figure} kind="paired" title=${title} sentence=${sentence} name=${name} testid=${testid} table=${table} picture=${() => drawn(rows, names, most, format, title)}>
     <p class="legend">${names.map((label, i) => html`<span key=${i}><i class="swatch side-${"ab"[i]}" aria-hidden="true"></i> ${label}</span>`)}</p>
     <ol class="paired-list">${rows.map((row) => html`<li key=${row.key} data-testid="${testid}-${row.key}" data-a=${row.a} data-b=${row.b}>
-      <span class="token">${row.label}</span><span class="both">${bar(row.a, "a")}${bar(row.b, "b")}</span>
+      <span class="spelled">${row.label}</span><span class="both">${bar(row.a, "a")}${bar(row.b, "b")}</span>
     </li>`)}</ol>
   <//>`;
 }

@@ -101,12 +101,13 @@ function Moment({ model, run, steps, at, setParams, t, tokens }) {
   const into = goesIn(steps, at);
   const words = { step: at, new: prompt, length: now.length, bytes: bytes(now.bytes), token: into ? visible(into.text) : "" };
   const whole = Math.max(...now.layers.map((row) => row.slots));
-  const rows = now.layers.map((row) => ({ ...row, heads: row.kv_heads ?? spec.n_kv_heads ?? 1, label: t("cache.slots.layer", { layers: layerNames(row.layer) }) }));
+  const rows = now.layers.map((row) => ({ ...row, heads: row.kv_heads, label: t("cache.slots.layer", { layers: layerNames(row.layer) }) }));
   const windows = now.layers.filter((row) => row.slots < whole);
   const filled = now.layers.reduce((sum, row) => sum + row.filled * (row.times ?? 1), 0);
   const slots = now.layers.reduce((sum, row) => sum + row.slots * (row.times ?? 1), 0);
   const sentence = [
-    t("cache.slots.sentence", { layers: spec.layers, filled, slots, heads: spec.n_heads, kv: spec.n_kv_heads }),
+    t("cache.slots.sentence", { layers: spec.layers, filled, slots }),
+    t(now.layers[0].form === "latents" ? "cache.slots.latent" : "cache.slots.shared", { heads: spec.n_heads, kv: spec.n_kv_heads }),
     ...windows.map((row) => t("cache.slots.window", { layers: layerNames(row.layer), window: row.slots })),
   ].join(" ");
   const columns = [
@@ -129,13 +130,12 @@ function Moment({ model, run, steps, at, setParams, t, tokens }) {
 
 function Timeline({ steps, run, at, setParams, t }) {
   const rows = steps.map((step, i) => ({
-    ...step, key: i, step: i, kind: t(`cache.kind.${step.kind}`),
+    ...step, key: i, step: i,
     in: i === 0 ? t("cache.timeline.prompt", { n: run.ids.length }) : visible(goesIn(steps, i).text),
     out: visible(step.token.text), ms_without: step.ms_without_cache,
   }));
   const columns = [
-    { key: "step", label: t("cache.timeline.step"), format: "int" },
-    { key: "kind", label: t("cache.timeline.kind"), align: "left" },
+    { key: "step", label: t("cache.timeline.step"), format: (i) => (i === 0 ? t("cache.kind.prefill") : int(i)), align: "left" },
     { key: "in", label: t("cache.timeline.token"), align: "left" },
     { key: "out", label: t("cache.timeline.out"), align: "left" },
     { key: "length", label: t("cache.timeline.length"), format: "int" },
@@ -161,16 +161,12 @@ function Savings({ steps, at, t }) {
   const x = { label: t("cache.step"), format: String };
   const measured = all.ms_without !== null;
   return html`<div class="pair">
-    <${Section} title=${t("cache.flops.title")}>
       <${LineChart} series=${series("flops", "flops_without")} x=${x} y=${{ label: t("cache.flops.y"), format: count, zero: true }} title=${t("cache.flops.title")}
         name="cache-flops" testid="cache-flops" marker=${at}
         sentence=${t("cache.flops.sentence", { steps: steps.length, with: flops(all.flops), without: flops(all.flops_without), times: times(all.flops_without, all.flops) })} />
-    <//>
-    <${Section} title=${t("cache.ms.title")}>
       <${LineChart} series=${series("ms", "ms_without_cache")} x=${x} y=${{ label: t("cache.ms.y"), format: count, zero: true }} title=${t("cache.ms.title")}
         name="cache-ms" testid="cache-ms" marker=${at}
         sentence=${measured ? t("cache.ms.sentence", { steps: steps.length, with: milliseconds(all.ms), without: milliseconds(all.ms_without), times: times(all.ms_without, all.ms) }) : t("cache.ms.none")} />
-    <//>
   </div>`;
 }
 
@@ -188,7 +184,7 @@ function WhatIf({ model, params, setParams, t }) {
 }
 
 function Variants({ rows, tokens, t }) {
-  const mha = Math.max(...rows.map((row) => row.bytes));
+  const mha = rows.find((row) => row.name === "mha").bytes;
   const own = rows.find((row) => row.this) ?? rows[0];
   const named = rows.map((row) => ({ ...row, key: row.name, label: t(`cache.name.${row.name}`) + (row.this ? ` (${t("cache.whatif.this")})` : ""), share: row.bytes / mha }));
   const columns = [

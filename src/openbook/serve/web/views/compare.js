@@ -29,7 +29,7 @@ export function byLocalName(steps) {
   const lines = new Map();
   for (const step of steps) {
     const layer = layerNumber(step.name);
-    if (layer === null || !step.same_shape) continue;
+    if (layer === null || step.rel === null) continue;
     const local = step.name.replace(/^layers\.\d+\./, "");
     lines.set(local, [...(lines.get(local) ?? []), [layer, step.rel]]);
   }
@@ -37,7 +37,7 @@ export function byLocalName(steps) {
 }
 
 /** The first step whose tensors differ, or null. */
-export const firstDifferent = (steps) => steps.find((step) => step.same_shape && step.max_abs !== 0) ?? null;
+export const firstDifferent = (steps) => steps.find((step) => step.max_abs) ?? null;
 
 /** The residual stream after a layer is the last of its steps. */
 export const streamOf = (lines) => [...lines.keys()].pop();
@@ -169,7 +169,7 @@ function Steps({ answer, p, setParams, t }) {
     ${lines.size > 0 && html`
       <div class="toolbar"><${Choice} label=${t("compare.steps.which")} value=${which} most=${0} options=${[...lines.keys()].map((local) => ({ value: local, label: local }))} onChange=${(step) => setParams({ step: step === stream ? "" : step })} testid="compare-step" /></div>
       <${LineChart} series=${[...new Set([stream, which])].map((local) => ({ label: local, points: lines.get(local), dashed: local !== which }))}
-        x=${{ label: t("compare.steps.x"), format: String }} y=${{ label: t("compare.steps.y"), format: (v) => float(v, 3), zero: true }} title=${t("compare.steps.title")} name="compare-steps" testid="compare-chart" sentence=${sentence} />`}
+        x=${{ label: t("compare.steps.x"), format: String }} y=${{ label: t("compare.steps.y"), format: (v) => float(v, 3), zero: true }} title=${t("compare.steps.chart", { step: which })} name="compare-steps" testid="compare-chart" sentence=${sentence} />`}
     <${DataTable} columns=${columns} rows=${answer.steps.map((step) => ({ ...step, key: step.name, shapes: t(`compare.steps.shape.${step.same_shape ? "same" : "other"}`) }))} caption=${t("compare.steps.caption")} name="compare-steps" testid="steps-table" height=${480} />
   <//>`;
 }

@@ -135,6 +135,12 @@ function Books({ found, p, setParams, t }) {
     ${p.show === "memory" && html`<${Memory} ...${{ own, other, name: found.name, t }} />`}`;
 }
 
+/** A text of the ledger's own in the page's language, where there is one; else as the ledger has it. */
+const told = (t, key, words) => (has(`ledger.${key}`) ? t(`ledger.${key}`) : words);
+
+/** A sentence of the ledger as the key of its translation. */
+export const slug = (words) => words.toLowerCase().replace(/[^a-z0-9]+/g, "_").replace(/^_|_$/g, "");
+
 /** The totals of a book, each under its own label, with what it counts and its unit. */
 export function totalRows({ totals }) {
   const { params, definitions, ...rest } = totals;
@@ -148,9 +154,9 @@ const withUnit = (value, { unit }) => (unit === "params" ? int(value) : `${int(v
 function Totals({ found, t }) {
   const { own, other, name } = found;
   const theirs = new Map(other ? totalRows(other).map((row) => [row.name, row.value]) : []);
-  const rows = totalRows(own).map((row) => ({ ...row, other: theirs.get(row.name) ?? null, meaning: row.meaning ?? (has(`ledger.meaning.${row.name}`) ? t(`ledger.meaning.${row.name}`) : "") }));
+  const rows = totalRows(own).map((row) => ({ ...row, other: theirs.get(row.name) ?? null, label: told(t, `total.${row.name}`, row.name), meaning: told(t, `meaning.${row.name}`, row.meaning) }));
   const columns = [
-    { key: "name", label: t("ledger.totals.name"), align: "left" },
+    { key: "label", label: t("ledger.totals.name"), align: "left" },
     { key: "value", label: other ? name : t("ledger.totals.value"), format: withUnit, align: "right" },
     ...(other ? [{ key: "other", label: other.name, format: withUnit, align: "right" }] : []),
     { key: "meaning", label: t("ledger.totals.meaning"), align: "left", sort: false },
@@ -158,9 +164,9 @@ function Totals({ found, t }) {
   const [mine, its] = [own, other].map((book) => book?.totals.params.total ?? 0);
   return html`<${Section} title=${t("ledger.totals.title")} testid="ledger-totals">
     ${other && html`<p class="sentence" data-testid="ledger-two">${t("ledger.two.sentence", { a: name, b: other.name, pa: int(mine), pb: int(its), times: mine ? float(its / mine, 3) : "–" })}</p>`}
-    <${DataTable} columns=${columns} rows=${rows} caption=${t("ledger.totals.caption")} name="ledger-totals" testid="totals" />
+    <${DataTable} columns=${columns} rows=${rows} caption=${t("ledger.totals.caption")} name="ledger-totals" testid="totals" height=${900} />
     <h3>${t("ledger.conventions")}</h3>
-    <ul class="conventions" data-testid="conventions">${own.conventions.map((words) => html`<li key=${words}>${words}</li>`)}</ul>
+    <ul class="conventions" data-testid="conventions">${own.conventions.map((words) => html`<li key=${words}>${told(t, `said.${slug(words)}`, words)}</li>`)}</ul>
   <//>`;
 }
 
@@ -187,7 +193,7 @@ function Tensors({ own, other, name, t }) {
     ...(other ? [] : [{ key: "letters", label: t("ledger.tensors.letters"), format: (letters) => (letters ? letters.join(" × ") : ""), align: "left", sort: false }]),
     { key: "params", label: other ? `${t("ledger.tensors.params")}: ${name}` : t("ledger.tensors.params"), format: (value, row) => (row.tied ? t("ledger.tensors.tied", { name: row.tied }) : int(value)), align: "right" },
     ...(other ? [{ key: "other_params", label: `${t("ledger.tensors.params")}: ${other.name}`, format: "int" }, { key: "other_shape", label: t("ledger.tensors.shape"), format: shapeText, align: "left", sort: false }] : []),
-    { key: "bytes", label: t("ledger.tensors.bytes"), format: bytes, align: "right" },
+    { key: "bytes", label: t("ledger.tensors.bytes"), format: (value, row) => bytes(row.tied ? null : value), align: "right" },
     { key: "share", label: t("ledger.tensors.share"), format: percent, align: "right" },
     ...(other ? [] : [{ key: "kind", label: t("ledger.tensors.kind"), align: "left" }]),
   ];
@@ -222,18 +228,18 @@ function Steps({ own, other, name, t }) {
 
 function Memory({ own, other, name, t }) {
   const theirs = new Map((other?.memory ?? []).map((row) => [row.name, row.bytes]));
-  const rows = own.memory.map((row) => ({ ...row, key: row.name, other: theirs.get(row.name) ?? null }));
+  const rows = own.memory.map((row) => ({ ...row, key: row.name, label: told(t, `item.${row.name}`, row.name), meaning: told(t, `item.${row.name}.meaning`, row.meaning), other: theirs.get(row.name) ?? null }));
   const whole = own.memory.reduce((sum, row) => sum + row.bytes, 0);
-  const largest = own.memory.reduce((best, row) => (row.bytes > best.bytes ? row : best), own.memory[0]);
+  const largest = rows.reduce((best, row) => (row.bytes > best.bytes ? row : best), rows[0]);
   const columns = [
-    { key: "name", label: t("ledger.memory.name"), align: "left" },
+    { key: "label", label: t("ledger.memory.name"), align: "left" },
     { key: "bytes", label: other ? name : t("ledger.memory.bytes"), format: bytes, align: "right" },
     ...(other ? [{ key: "other", label: other.name, format: bytes, align: "right" }] : []),
     { key: "meaning", label: t("ledger.memory.meaning"), align: "left", sort: false },
   ];
   return html`<${Section} title=${t("ledger.show.memory")} testid="ledger-memory">
-    <${Strip} parts=${own.memory.map((row) => ({ label: row.name, value: row.bytes }))} title=${t("ledger.memory.caption")} name="ledger-memory" testid="memory-strip" format=${bytes}
-      sentence=${t("ledger.memory.sentence", { total: bytes(whole), name: largest?.name ?? "", share: percent(whole ? largest.bytes / whole : 0) })} />
+    <${Strip} parts=${rows.map((row) => ({ label: row.label, value: row.bytes }))} title=${t("ledger.memory.caption")} name="ledger-memory" testid="memory-strip" format=${bytes}
+      sentence=${t("ledger.memory.sentence", { total: bytes(whole), name: largest?.label ?? "", share: percent(whole ? largest.bytes / whole : 0) })} />
     <${DataTable} columns=${columns} rows=${rows} caption=${t("ledger.memory.caption")} name="ledger-memory" testid="memory" />
   <//>`;
 }

@@ -30,18 +30,15 @@ export function stageSays(name, sampling) {
 }
 
 /**
- * Where each token lies when the probabilities of the last stage are laid end to end, in the order in which the
- * server draws; what is not listed is the rest.
- * @param {{id: number, text: string, p: number, kept: boolean}[]} rows
+ * The last stage's tokens as parts of [0, 1), laid end to end as the sampler does: by likelihood after top-k, else
+ * by id. Null where they lie among tokens that are not listed.
+ * @param {{ordered: boolean, kept: number, rows: {id: number, text: string, p: number, kept: boolean}[]}} stage
  */
-export function laidOut(rows) {
-  let from = 0;
-  const parts = rows.filter((row) => row.kept && row.p > 0).map((row) => {
-    const part = { ...row, from, to: from + row.p };
-    from = part.to;
-    return part;
-  });
-  return { parts, rest: Math.max(0, 1 - from) };
+export function laidOut({ ordered, kept, rows }) {
+  const left = rows.filter((row) => row.kept && row.p > 0);
+  if (!ordered && kept > rows.length) return null;
+  const parts = ordered ? left : [...left].sort((a, b) => a.id - b.id);
+  return { parts, rest: Math.max(0, 1 - parts.reduce((sum, part) => sum + part.p, 0)) };
 }
 
 export function View({ model, run, params: shown, setParams, t }) {
@@ -115,8 +112,8 @@ function Stage({ stage, asked, shown, t, vocab, drawn }) {
         const on = stage.name === "draw" && row.id === drawn.id;
         return html`<li key=${row.id} class="bar-row ${row.kept ? "" : "cut"} ${on ? "on" : ""}" data-testid="${stage.name}-${row.id}" data-p=${row.p}
           title=${row.logit === null || row.logit === undefined ? undefined : t("next.logit", { logit: float(row.logit) })}>
-          <span class="token">${visible(row.text)}</span>
-          <span class="track" aria-hidden="true"><span class="fill" style=${{ width: `${(100 * (row.kept ? row.p : 0)) / highest}%` }}></span></span>
+          <span class="spelled">${visible(row.text)}</span>
+          <span class="track" aria-hidden="true"><span class="fill" hidden=${!row.kept} style=${{ width: `${(100 * row.p) / highest}%` }}></span></span>
           <span class="number">${row.kept ? percent(row.p) : t("next.cut")}</span>
         </li>`;
       })}
@@ -126,14 +123,14 @@ function Stage({ stage, asked, shown, t, vocab, drawn }) {
 
 /** The interval [0, 1), a part for each token, and the number that was drawn. */
 function Draw({ last, drawn, uniform, asked, t }) {
-  const { parts, rest } = laidOut(last.rows);
+  const laid = laidOut(last);
   const greedy = uniform === null || uniform === undefined;
   const words = { token: visible(drawn.text), p: percent(drawn.p), seed: String(asked.seed), uniform: greedy ? "" : float(uniform) };
   return html`<${Section} title=${t("next.drawn.title")} testid="next-draw">
-    ${!greedy && last.ordered && html`<div class="interval" role="img" aria-label=${t("next.drawn.strip")} title=${t("next.drawn.strip")}>
-      ${parts.map((part) => html`<span key=${part.id} class="part ${part.id === drawn.id ? "on" : ""}" style=${{ width: `${100 * part.p}%` }}
+    ${!greedy && laid && html`<div class="interval" role="img" aria-label=${t("next.drawn.strip")} title=${t("next.drawn.strip")}>
+      ${laid.parts.map((part) => html`<span key=${part.id} class="part ${part.id === drawn.id ? "on" : ""}" style=${{ width: `${100 * part.p}%` }}
         title="${visible(part.text)} ${percent(part.p)}">${part.p > 0.05 ? visible(part.text) : ""}</span>`)}
-      ${rest > 0.001 && html`<span class="part rest" style=${{ width: `${100 * rest}%` }} title="${t("next.drawn.rest")} ${percent(rest)}"></span>`}
+      ${laid.rest > 0.001 && html`<span class="part rest" style=${{ width: `${100 * laid.rest}%` }} title="${t("next.drawn.rest")} ${percent(laid.rest)}"></span>`}
       <span class="mark" style=${{ left: `${100 * uniform}%` }}></span>
     </div>`}
     <p class="sentence" data-testid="drawn-sentence" data-drawn=${drawn.id}>${t(greedy ? "next.drawn.greedy" : "next.drawn.sentence", words)}</p>

@@ -1,5 +1,5 @@
 /** Residual stream: the logit lens after every layer, and how far each half of a layer moves the stream. */
-import { html, useState } from "../html.js";
+import { html, useMemo, useState } from "../html.js";
 import { api } from "../api.js";
 import { float, percent, visible } from "../format.js";
 import { CellGrid } from "../components/cellgrid.js";
@@ -65,8 +65,11 @@ function Lens({ run, lens, params, setParams, t }) {
   return html`
     <${Pieces} pieces=${run.pieces} selected=${at} onSelect=${(i) => setParams({ at: i, from: -1 })} label=${t("residual.position")} testid="lens-positions" />
     ${grid}
-    <${TopTokens} ...${{ run, lens, row, at, t, input }} label=${label(row)} />
-    <${Updates} ...${{ run, lens, params, setParams, t, at, input }} />`;
+    <div class="pair">
+      <${TopTokens} ...${{ run, lens, row, at, t, input }} label=${label(row)} />
+      <${Updates} ...${{ lens, params, t, at, input }} />
+    </div>
+    <${UpdateMap} ...${{ run, lens, params, setParams, t, at }} />`;
 }
 
 const layerLabel = (name, t) => {
@@ -113,7 +116,7 @@ function TopTokens({ run, lens, row, at, t, label, input }) {
   const top = lens.top[row][at];
   const words = { layer: label, position: at, input, token: visible(top.text), p: percent(top.p), entropy: float(lens.entropy[row][at]), kl: float(lens.kl[row][at]) };
   const columns = [
-    { key: "rank", label: t("residual.top.rank"), format: "int" },
+    { key: "rank", label: t("residual.top.rank"), format: "int", align: "left" },
     { key: "text", label: t("residual.top.token"), align: "left", format: visible },
     { key: "id", label: t("residual.top.id"), format: (value) => String(value), align: "right" },
     { key: "p", label: t("residual.top.p"), format: percent, align: "right" },
@@ -127,28 +130,33 @@ function TopTokens({ run, lens, row, at, t, label, input }) {
   <//>`;
 }
 
-function Updates({ run, lens, params, setParams, t, at, input }) {
+/** The layer whose row of the lens is selected. */
+const layerShown = (lens, params) => layerNumber(lens.layers[within(params.layer, lens.layers.length)]) ?? 0;
+
+function Updates({ lens, params, t, at, input }) {
   const { attn, mlp } = lens.update;
-  const column = (rows) => rows.map((row) => row[at]);
   const peak = (rows) => largest(rows.map((row) => [row[at]]))[0];
   const [a, m] = [peak(attn), peak(mlp)];
+  const series = Object.entries({ attn, mlp }).map(([key, rows]) => ({ label: t(`residual.update.${key}`), points: rows.map((row, i) => [i, row[at]]) }));
+  return html`<${Section} title=${t("residual.update.title")} testid="lens-updates">
+    <${LineChart} name="updates-${at}" testid="updates-chart" title=${t("residual.update.chart", { position: at, input })} series=${series} height=${320}
+      x=${{ label: t("residual.update.x"), format: String }} y=${{ label: t("residual.update.y"), format: float, zero: true }} marker=${layerShown(lens, params)}
+      sentence=${t("residual.update.sentence", { position: at, input, attnLayer: a, attn: float(attn[a][at]), mlpLayer: m, mlp: float(mlp[m][at]) })} />
+  <//>`;
+}
+
+function UpdateMap({ run, lens, params, setParams, t, at }) {
   const which = params.which === "mlp" ? "mlp" : "attn";
   const rows = lens.update[which];
-  const [bestLayer, bestPosition] = largest(rows);
-  const series = { attn, mlp };
-  return html`<${Section} title=${t("residual.update.title")} testid="lens-updates">
-    <${LineChart} name="updates-${at}" testid="updates-chart" title=${t("residual.update.title")}
-      series=${Object.entries(series).map(([key, of]) => ({ label: t(`residual.update.${key}`), points: column(of).map((v, i) => [i, v]) }))}
-      x=${{ label: t("residual.update.x"), format: String }} y=${{ label: t("residual.update.y"), format: float, zero: true }}
-      marker=${layerNumber(lens.layers[within(params.layer, lens.layers.length)]) ?? undefined}
-      sentence=${t("residual.update.sentence", { position: at, input, attnLayer: a, attn: float(attn[a][at]), mlpLayer: m, mlp: float(mlp[m][at]) })} />
-    <${Choice} label=${t("residual.update.which")} value=${which} testid="update-which" onChange=${(w) => setParams({ which: w })}
-      options=${["attn", "mlp"].map((w) => ({ value: w, label: t(`residual.update.${w}`) }))} />
-    <${Heatmap} name="updates-${which}" testid="updates-map" title=${t("residual.update.map")} data=${rows.flat().map((v) => v ?? NaN)}
-      rows=${rows.length} cols=${lens.positions} low=${0} format=${float}
-      rowTitle=${t("residual.update.x")} colTitle=${t("residual.position")} colLabels=${run.pieces.map((piece, i) => `${i} ${pieceLabel(piece)}`)}
-      selected=${[Math.max(0, layerNumber(lens.layers[within(params.layer, lens.layers.length)]) ?? 0), at]}
-      onCell=${(r, c) => setParams({ at: c, from: -1, layer: lens.layers.findIndex((name) => layerNumber(name) === r) })}
-      sentence=${t("residual.update.map.sentence", { which: t(`residual.update.${which}`), value: float(rows[bestLayer][bestPosition]), layer: bestLayer, position: bestPosition, input: pieceLabel(run.pieces[bestPosition]) })} />
+  const data = useMemo(() => Float32Array.from(rows.flat(), (value) => value ?? NaN), [rows]);
+  const labels = useMemo(() => run.pieces.map((piece, i) => `${i} ${pieceLabel(piece)}`), [run]);
+  const [layer, position] = largest(rows);
+  const words = { which: t(`residual.update.${which}`), value: float(rows[layer][position]), layer, position, input: pieceLabel(run.pieces[position]) };
+  const choose = (r, c) => setParams({ at: c, from: -1, layer: lens.layers.findIndex((name) => layerNumber(name) === r) });
+  return html`<${Section} title=${t("residual.update.map")} testid="update-map">
+    <div class="toolbar"><${Choice} label=${t("residual.update.which")} value=${which} testid="update-which" onChange=${(w) => setParams({ which: w })}
+      options=${["attn", "mlp"].map((w) => ({ value: w, label: t(`residual.update.${w}`) }))} /></div>
+    <${Heatmap} name="updates-${which}" testid="updates-map" title=${t("residual.update.map.title", words)} data=${data} rows=${rows.length} cols=${lens.positions} low=${0} format=${float}
+      rowTitle=${t("residual.update.x")} colTitle=${t("residual.position")} colLabels=${labels} selected=${[layerShown(lens, params), at]} onCell=${choose} sentence=${t("residual.update.map.sentence", words)} />
   <//>`;
 }

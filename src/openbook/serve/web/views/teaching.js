@@ -68,11 +68,11 @@ function Training({ flow, row, setParams, t }) {
   ];
   const seen = rows.slice(0, at + 1).map((one) => one.in).join(" ");
   return html`<${Section} title=${t("teaching.train.title")} testid="training">
-    <p class="sentence" data-testid="train-sentence" data-loss=${flow.total.loss}>${t("teaching.train.sentence", { rows: rows.length, flops: flops(flow.total.flops), loss: float(flow.total.loss), label: worst.out, input: worst.in, worst: float(worst.loss) })}</p>
+    <p class="sentence" data-testid="train-sentence" data-loss=${flow.total.loss}>${t("teaching.train.sentence", { rows: rows.length, forward: flops(flow.total.forward_flops), flops: flops(flow.total.flops), loss: float(flow.total.loss), label: worst.out, input: worst.in, worst: float(worst.loss) })}</p>
     <${DataTable} columns=${columns} rows=${rows} caption=${t("teaching.train.caption")} name="teacher-forcing" testid="train-rows" selected=${at} onRow=${(one) => setParams({ row: one.key })} />
     <h3>${t("teaching.mask.title", { n: at })}</h3>
     <${Mask} count=${rows.length} at=${at} labels=${rows.map((one) => one.in)} />
-    <p class="sentence" data-testid="mask-sentence">${t("teaching.mask.sentence", { n: at, label: rows[at].out, count: at + 1, seen })}</p>
+    <p class="sentence" data-testid="mask-sentence">${t("teaching.mask.sentence", { n: at, label: rows[at].out, seen })}</p>
   <//>`;
 }
 
@@ -221,8 +221,8 @@ function Curve({ name, t }) {
   const series = [{ label: t("teaching.live.train"), points: train }, ...(valid.length ? [{ label: t("teaching.live.valid"), points: valid, dashed: true }] : [])];
   const last = train[train.length - 1];
   return html`
-    <p role="status" data-testid="live-state">${t("teaching.live.state", { name, state: info.state, step: info.step, steps: info.steps })}</p>
+    <p role="status" data-testid="live-state">${t("teaching.live.state", { name, state: t(`teaching.live.state.${info.state}`), step: info.step, steps: info.steps ?? "?" })}</p>
     ${train.length === 0 ? html`<p class="note" data-testid="live-empty">${t("teaching.live.empty")}</p>` : html`<${LineChart} series=${series}
       x=${{ label: t("teaching.live.x"), format: int }} y=${{ label: t("teaching.live.y"), format: (v) => float(v, 3) }} title=${t("teaching.live.title")} name="loss-${name}" testid="live-chart"
-      sentence=${t("teaching.live.sentence", { step: last[0], steps: info.steps, loss: float(last[1]), first: float(train[0][1]) })} />`}`;
+      sentence=${t("teaching.live.sentence", { step: last[0], steps: info.steps ?? "?", loss: float(last[1]), first: float(train[0][1]) })} />`}`;
 }
