@@ -108,7 +108,7 @@ def canonical(spec: ModelSpec, name: str, steps: Collection[str], param: str = "
     known = aliases(spec, frozenset(steps))
     if name in known:
         return known[name]
-    raise UnknownStepError(param, f"no step {printable(name, 80)!r} in this run; {_near(name, steps, known)}")
+    raise UnknownStepError(param, f"no step '{printable(name, 80)}' in this run; {_near(name, steps, known)}")
 
 
 def selected(spec: ModelSpec, only: Selection, steps: Collection[str]) -> Only | None:
@@ -133,7 +133,7 @@ def _matching(spec: ModelSpec, pattern: str, steps: Collection[str]) -> set[str]
     found |= {name for theirs, name in known.items() if fnmatchcase(theirs, pattern)}
     if not found:
         near = _near(pattern.replace("*", ""), steps, known)
-        raise UnknownStepError("only", f"no step matches {printable(pattern, 80)!r}; {near}")
+        raise UnknownStepError("only", f"no step matches '{printable(pattern, 80)}'; {near}")
     return found
 
 

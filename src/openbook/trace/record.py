@@ -170,7 +170,7 @@ def _recording(decoder: Decoder, seen: Recorder) -> Iterator[None]:
     with ExitStack() as undo:
         hooks = []
         for name, module in decoder.named_modules():
-            if name in seen.watched and not isinstance(module, Chosen) and ".experts." not in name:
+            if name in seen.watched and not _is_seen_otherwise(name, module):
                 hooks += [*_timed(seen, name, module), module.register_forward_hook(_keep_output(seen, name))]
         hooks.append(decoder.embed_norm.register_forward_pre_hook(_keep_input(seen, "positions")))
         for i, block in enumerate(cast("list[Block]", list(decoder.layers))):
@@ -182,6 +182,11 @@ def _recording(decoder: Decoder, seen: Recorder) -> Iterator[None]:
         for hook in hooks:
             undo.callback(hook.remove)
         yield
+
+
+def _is_seen_otherwise(name: str, module: nn.Module) -> bool:
+    """A step that is not simply what its module returns."""
+    return name == "positions" or isinstance(module, Chosen) or ".experts." in name
 
 
 def _timed(seen: Recorder, name: str, module: nn.Module) -> list[Any]:
