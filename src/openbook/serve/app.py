@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -17,10 +15,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from openbook.infer.sample import RequestError
-from openbook.serve import books, slices, static
+from openbook.infer.sample import RequestError, SamplingParams
+from openbook.serve import books, decoding, inside, slices, static, teaching, training
+from openbook.serve.comparing import compare
 from openbook.serve.errors import ApiError, api_error
-from openbook.serve.explorer import Explorer, Run
+from openbook.serve.explorer import CHARS_PER_TOKEN, Explorer, Model, Run
+from openbook.serve.lines import Lines, to_json
+from openbook.serve.next_token import next_token
 from openbook.serve.pieces import pieces
 from openbook.serve.requests import (
     Choice,
@@ -28,6 +29,7 @@ from openbook.serve.requests import (
     Key,
     Keys,
     ListOf,
+    Number,
     Required,
     Text,
     body,
@@ -36,6 +38,7 @@ from openbook.serve.requests import (
     query,
 )
 from openbook.serve.security import MAX_BODY, Guard
+from openbook.weights.fit import check_fit
 
 T = TypeVar("T")
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -63,6 +66,16 @@ def make_app(explorer: Explorer, port: int) -> Starlette:
         Route("/api/runs/{run}", answered(api.remove_run), methods=["DELETE"]),
         get("runs/{run}/tensors/{step}.json", api.exact),
         get("runs/{run}/tensors/{step}", api.tensor),
+        get("runs/{run}/attention", api.attention),
+        get("runs/{run}/lens", api.lens),
+        post("runs/{run}/next", api.next_token),
+        post("models/{model}/cache", api.cache),
+        get("models/{model}/cache_whatif", api.cache_what_if),
+        post("models/{model}/teaching", api.teaching),
+        post("models/{model}/optimizer_step", api.optimizer_step),
+        get("training", api.training),
+        get("training/{name:path}", api.training_run),
+        post("compare", api.compare),
         Route("/api/{rest:path}", answered(api.nothing)),
         Route("/{name:path}", answered(static.page), methods=["GET"]),
     ]
@@ -78,25 +91,12 @@ def make_app(explorer: Explorer, port: int) -> Starlette:
 
 def json_response(data: Any, status: int = 200) -> Response:
     """JSON, in which numbers that are not finite are null. What a file spelled is escaped to ASCII."""
-    return Response(
-        to_json(data), status, media_type="application/json", headers={"cache-control": "no-store"}
-    )
+    return written_json(to_json(data), status)
 
 
-def to_json(data: Any) -> str:
-    """The text of it."""
-    try:
-        return json.dumps(data, allow_nan=False, separators=(",", ":"))
-    except ValueError:
-        return json.dumps(_finite(data), separators=(",", ":"))
-
-
-def _finite(data: Any) -> Any:
-    if isinstance(data, float):
-        return data if math.isfinite(data) else None
-    if isinstance(data, Mapping):
-        return {key: _finite(value) for key, value in data.items()}
-    return [_finite(value) for value in data] if isinstance(data, list | tuple) else data
+def written_json(text: str, status: int = 200) -> Response:
+    """JSON that is written already."""
+    return Response(text, status, media_type="application/json", headers={"cache-control": "no-store"})
 
 
 def answered(endpoint: Endpoint) -> Endpoint:
@@ -248,6 +248,138 @@ class Api:
         run, step = self._run(request), request.path_params["step"]
         given = query(request, {"at": Key(Text(200), "")})
         return json_response(await run_in_threadpool(_exact, run, step, given["at"]))
+
+    # --- what joins many tensors ---
+
+    async def attention(self, request: Request) -> Response:
+        run = self._run(request)
+        given = query(request, {"size": Key(Integer(4, 64), 24)})
+        content, meta = await run_in_threadpool(
+            run.remembered, f"attention {given['size']}", lambda: inside.thumbnails(run, given["size"])
+        )
+        return binary_response(content, meta)
+
+    async def lens(self, request: Request) -> Response:
+        run = self._run(request)
+        layers, tokens = run.trace.spec.n_layers, len(run.prompt.ids)
+        keys: Keys = {
+            "row": Key(Integer(0, layers - 1)),
+            "position": Key(Integer(0, tokens - 1)),
+            "n": Key(Integer(1, 100), 12),
+        }
+        given = query(request, keys)
+        if (given["row"] is None) != (given["position"] is None):
+            raise RequestError("row", "and position are given together, or neither")
+
+        def read() -> str:
+            decoder = self.explorer.weights(run.model).decoder
+            if given["row"] is None:
+                return run.remembered("lens", lambda: to_json(inside.lens(run, decoder)))
+            return to_json(inside.lens_cell(run, decoder, given["row"], given["position"], given["n"]))
+
+        return written_json(await finished(self.explorer.worker.submit(read)))
+
+    async def next_token(self, request: Request) -> Response:
+        run = self._run(request)
+        given = await body(
+            request,
+            {
+                "position": Key(Integer(0, len(run.prompt.ids) - 1), len(run.prompt.ids) - 1),
+                "temperature": Key(Number(0, 1e6), 1.0),
+                "top_k": Key(Integer(-1, 2**31 - 1), 0),
+                "top_p": Key(Number(0, 1), 1.0),
+                "min_p": Key(Number(0, 1), 0.0),
+                "seed": Key(Integer(0, 2**63 - 1), 0),
+                "n": Key(Integer(1, 1000), 40),
+            },
+        )
+        position, n = given.pop("position"), given.pop("n")
+        return json_response(await run_in_threadpool(next_token, run, position, SamplingParams(**given), n))
+
+    async def compare(self, request: Request) -> Response:
+        given = await body(request, {"a": Required(Text(100)), "b": Required(Text(100))})
+        a, b = self.explorer.run(given["a"]), self.explorer.run(given["b"])
+        return json_response(await run_in_threadpool(compare, a, b))
+
+    # --- generation and training ---
+
+    async def cache(self, request: Request) -> Response:
+        model = self.explorer.model(request.path_params["model"])
+        given = await body(request, {**PROMPT, "tokens": Key(Integer(1, MOST_GENERATED), 16)})
+        n = given.pop("tokens")
+        prompt = await run_in_threadpool(self.explorer.prompt, model, **given)
+        decoding.check_room(model.spec, len(prompt.ids), n)
+
+        def lines() -> Iterator[dict[str, Any]]:
+            length = len(prompt.ids) + n
+            needed = books.Ledger(model.spec).kv_bytes(1, length, model.dtype)
+            with self.explorer.store.room(needed, f"a KV cache for {length:,} tokens"):
+                yield from decoding.generation(model, self.explorer.weights(model).decoder, prompt.ids, n)
+
+        return Lines(self.explorer.worker, lines)
+
+    async def cache_what_if(self, request: Request) -> Response:
+        model = self.explorer.model(request.path_params["model"])
+        given = query(request, {"tokens": Key(Integer(1, books.MAX_TOKENS), 4096)})
+        return json_response(
+            await run_in_threadpool(decoding.what_if, model.spec, model.dtype, given["tokens"])
+        )
+
+    async def teaching(self, request: Request) -> Response:
+        model = self.explorer.model(request.path_params["model"])
+        given = await body(request, {"text": Required(Text(_TAUGHT_CHARS))})
+        self._taught(model, given["text"])
+
+        def teach() -> dict[str, Any]:
+            return teaching.teach(model, self.explorer.weights(model).decoder, given["text"])
+
+        return json_response(await finished(self.explorer.worker.submit(teach)))
+
+    async def optimizer_step(self, request: Request) -> Response:
+        model = self.explorer.model(request.path_params["model"])
+        keys: Keys = {
+            "text": Required(Text(_TAUGHT_CHARS)),
+            "lr": Key(Number(0, 1), 1e-3),
+            "optimizer": Key(Choice(tuple(teaching.OPTIMIZERS))),
+        }
+        given = await body(request, keys)
+        ids = self._taught(model, given["text"])
+        limit = self.explorer.store.limit
+        optimizer = teaching.choose_optimizer(model, len(ids) - 1, limit, given["optimizer"])
+        needed = sum(teaching.step_memory(model, len(ids) - 1, optimizer).values())
+
+        def step() -> dict[str, Any]:
+            with self.explorer.store.room(needed, "a step of training"):
+                check_fit("a step of training", needed)
+                decoder = self.explorer.weights(model).decoder
+                return teaching.one_step(model, decoder, ids, given["lr"], optimizer)
+
+        return json_response(await finished(self.explorer.worker.submit(step)))
+
+    def _taught(self, model: Model, text: str) -> list[int]:
+        """The tokens of a text to be taught."""
+        ids, _ = teaching.framed(model, text)
+        most = min(teaching.LONGEST, model.spec.max_positions)
+        if not 2 <= len(ids) <= most:
+            raise RequestError("text", f"must be 2 to {most} tokens, found {len(ids):,}")
+        return ids
+
+    async def training(self, request: Request) -> Response:
+        query(request, {})
+        return json_response({"runs": await run_in_threadpool(training.listing, self.explorer.folders)})
+
+    async def training_run(self, request: Request) -> Response:
+        given = query(request, {"after": Key(Integer(-1, 2**53), -1)})
+        name = request.path_params["name"]
+        return json_response(
+            await run_in_threadpool(training.progress, self.explorer.folders, name, given["after"])
+        )
+
+
+MOST_GENERATED = 256
+"""Tokens of one stream: each is computed twice, with and without the cache."""
+
+_TAUGHT_CHARS = CHARS_PER_TOKEN * teaching.LONGEST
 
 
 def binary_response(content: bytes, meta: Mapping[str, Any]) -> Response:

@@ -8,9 +8,9 @@ import re
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -136,6 +136,12 @@ class Run:
         """Bytes of the tensors."""
         choices = sum(chosen.nbytes for chosen in self.trace.choices.values())
         return self.trace.bytes + choices
+
+    def remembered(self, name: str, compute: Callable[[], T]) -> T:
+        """What was computed under this name, or is computed now."""
+        if name not in self.derived:
+            self.derived[name] = compute()
+        return self.derived[name]
 
     @property
     def short(self) -> dict[str, Any]:
@@ -381,6 +387,7 @@ class Explorer:
             check_fit(what, needed)
             begun = time.perf_counter()
             trace = record(decoder, torch.tensor([prompt.ids]), ablate=ablate, time=True)
+            trace = replace(trace, parameters={})  # a run that is kept must not keep a model's weights
             run = Run(name, model, prompt, ablate, trace, time.perf_counter() - begun)
             run.plain  # noqa: B018  (statistics take a second of a long run, and this thread has the time)
         self.store.put(run)
