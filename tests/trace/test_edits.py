@@ -145,7 +145,7 @@ def test_what_is_no_function_or_no_step_is_an_error_before_anything_runs():
     ids = random_ids(decoder.spec, 1, 4)
     with pytest.raises(RequestError, match=f"patch: {O} needs a function of a tensor, found int"):
         record(decoder, ids, patch={O: 3})  # type: ignore[dict-item]
-    with pytest.raises(UnknownStepError, match="no step 'layers.9.attn.o' in this run; near it: layers"):
+    with pytest.raises(UnknownStepError, match=r"no step 'layers.9.attn.o' in this run; near it: layers"):
         record(decoder, ids, patch={"layers.9.attn.o": uneven})
     with pytest.raises(RequestError, match="two of its names mean the same step"):
         record(decoder, ids, patch={O: uneven, "blocks.2.hook_attn_out": uneven})

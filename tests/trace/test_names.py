@@ -113,7 +113,7 @@ def test_an_unknown_name_is_an_error_with_the_names_near_it(name: str, says: str
 
 def test_a_step_that_was_not_kept_is_told_from_one_that_is_not_there():
     trace = trace_of("llama", "head")
-    with pytest.raises(UnknownStepError, match="layers.1.attn.q was not kept"):
+    with pytest.raises(UnknownStepError, match=r"layers.1.attn.q was not kept"):
         trace.step("blocks.1.attn.hook_q")
 
 

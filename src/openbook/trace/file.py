@@ -124,9 +124,10 @@ def read(path: Path) -> dict[str, Any]:
     if not ids.numel() or positions.shape != ids.shape:
         _fail(path, _POSITIONS, "the shape", list(positions.shape), "that of the ids, and not empty")
     rows = _rows(path, spec, about, ids)
+    beside = {_IDS, _POSITIONS, *(f"{of}{i}" for of in (_KEYS, _EXPERTS) for i in range(spec.n_layers))}
     for name, tensor in stored.tensors.items():
-        if not name.startswith("trace/"):
-            _check_step(path, tensor, stored.tensors, rows.get(name))
+        if name not in beside:
+            _check_step(path, spec, tensor, stored.tensors, rows.get(name))
     kept = [name for name in rows if name in stored.tensors]
     _check_pieces(path, about["pieces"], ids)
     return {
@@ -196,7 +197,9 @@ def _rows(path: Path, spec: ModelSpec, about: Mapping[str, Any], ids: Tensor) ->
     return {row.name: row for row in rows}
 
 
-def _check_step(path: Path, x: StoredTensor, stored: Mapping[str, StoredTensor], row: OpRow | None) -> None:
+def _check_step(
+    path: Path, spec: ModelSpec, x: StoredTensor, stored: Mapping[str, StoredTensor], row: OpRow | None
+) -> None:
     """The step is the ledger's, in its shape: but a window's cache hands out fewer keys than there are
     tokens."""
     where = f"tensor {x.name!r}"
@@ -213,8 +216,9 @@ def _check_step(path: Path, x: StoredTensor, stored: Mapping[str, StoredTensor],
         return
     if x.dtype not in _FLOATS:
         _fail(path, where, "the dtype", x.dtype, f"one of {', '.join(_FLOATS)}")
+    fewer_keys = row.layer is not None and spec.layers[row.layer].attn.window is not None
     fits = len(x.shape) == len(shape) and all(
-        found == size or (axis == "S" and 0 < found < size)
+        found == size or (fewer_keys and axis == "S" and 0 < found < size)
         for found, size, axis in zip(x.shape, shape, axes_of(row), strict=True)
     )
     if not fits:
@@ -290,5 +294,7 @@ def _statistics(path: Path, numbers: Any) -> Statistics | None:
         return None
     if not isinstance(numbers, list) or len(numbers) != len(fields(Statistics)):
         _fail(path, "trace", "statistics", kind_of(numbers), f"lists of {len(fields(Statistics))} numbers")
-    *values, nan, inf = (_number(path, "statistics", n) for n in numbers)
-    return Statistics(*values, nan=int(nan), inf=int(inf))
+    *values, nan, inf = numbers
+    if not all(type(count) is int and count >= 0 for count in (nan, inf)):
+        _fail(path, "trace", "statistics", "other than counts at the end", "how many are NaN and infinite")
+    return Statistics(*(_number(path, "statistics", n) for n in values), nan, inf)
