@@ -88,10 +88,14 @@ def _unknown(token: int, number: int, origin: str) -> dict[str, Any]:
 
 
 def token_text(tokenizer: Tokenizer | None, token: int) -> str:
-    """What a token shows by itself."""
+    """What a token shows by itself; the bytes, ⟨e5 a5⟩, of one that is part of a character."""
     if tokenizer is None or token >= tokenizer.vocab_size:
         return f"#{token}"
-    return tokenizer.token_bytes(token).decode("utf-8", "replace")
+    data = tokenizer.token_bytes(token)
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return f"⟨{data.hex(' ')}⟩".replace(" ", "\xa0")
 
 
 def character_groups(spelled: Sequence[bytes]) -> list[int]:

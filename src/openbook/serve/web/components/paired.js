@@ -10,27 +10,29 @@ const [LABEL, BAR, NUMBER, ROW, PAD] = [130, 360, 80, 36, 14];
 /**
  * @param {{
  *   rows: {key: any, label: string, a: number, b: number}[], names: [string, string],
+ *   most?: number,          rows that are drawn; the table has all
  *   title: string, sentence?: string, name: string, format: (value: number) => string, testid?: string,
  * }} props
  */
-export function PairedBars({ rows, names, title, sentence, name, format, testid = "paired" }) {
-  const most = Math.max(...rows.flatMap((row) => [row.a, row.b]), 1e-12);
+export function PairedBars({ rows, names, most = 14, title, sentence, name, format, testid = "paired" }) {
+  const shown = rows.slice(0, most);
+  const longest = Math.max(...rows.flatMap((row) => [row.a, row.b]), 1e-12);
   const bar = (value, side) => html`
-    <span class="track" aria-hidden="true"><span class="fill side-${side}" style=${{ width: `${(100 * value) / most}%` }}></span></span>
+    <span class="track" aria-hidden="true"><span class="fill side-${side}" style=${{ width: `${(100 * value) / longest}%` }}></span></span>
     <span class="number"><span class="hidden">${names[side === "a" ? 0 : 1]}: </span>${format(value)}</span>`;
   const table = () => ({
     columns: [{ key: "label", label: t("shell.label") }, ...names.map((label, i) => ({ key: "ab"[i], label, format }))],
     rows,
   });
-  return html`<${Figure} kind="paired" title=${title} sentence=${sentence} name=${name} testid=${testid} table=${table} picture=${() => drawn(rows, names, most, format, title)}>
+  return html`<${Figure} kind="paired" title=${title} sentence=${sentence} name=${name} testid=${testid} table=${table} picture=${() => drawn(shown, names, longest, format, title)}>
     <p class="legend">${names.map((label, i) => html`<span key=${i}><i class="swatch side-${"ab"[i]}" aria-hidden="true"></i> ${label}</span>`)}</p>
-    <ol class="paired-list">${rows.map((row) => html`<li key=${row.key} data-testid="${testid}-${row.key}" data-a=${row.a} data-b=${row.b}>
+    <ol class="paired-list">${shown.map((row) => html`<li key=${row.key} data-testid="${testid}-${row.key}" data-a=${row.a} data-b=${row.b}>
       <span class="spelled">${row.label}</span><span class="both">${bar(row.a, "a")}${bar(row.b, "b")}</span>
     </li>`)}</ol>
   <//>`;
 }
 
-function drawn(rows, names, most, format, title) {
+function drawn(rows, names, longest, format, title) {
   const { canvas, pen } = paper(LABEL + BAR + NUMBER + 2 * PAD, (rows.length + 2) * ROW + PAD);
   const ink = pen.fillStyle;
   const fills = [colour("--series-1"), colour("--series-2")];
@@ -49,9 +51,9 @@ function drawn(rows, names, most, format, title) {
     pen.fillText(fitted(pen, row.label, LABEL - 10), PAD, top + ROW / 2);
     [row.a, row.b].forEach((value, i) => {
       pen.fillStyle = fills[i];
-      pen.fillRect(PAD + LABEL, top + 4 + i * 14, (BAR * value) / most, 12);
+      pen.fillRect(PAD + LABEL, top + 4 + i * 14, (BAR * value) / longest, 12);
       pen.fillStyle = ink;
-      pen.fillText(format(value), PAD + LABEL + (BAR * value) / most + 6, top + 10 + i * 14);
+      pen.fillText(format(value), PAD + LABEL + (BAR * value) / longest + 6, top + 10 + i * 14);
     });
   });
   return canvas;

@@ -115,7 +115,7 @@ function Moment({ model, run, steps, at, setParams, t, tokens }) {
     { key: "times", label: t("cache.layers.times"), format: "int" },
     { key: "filled", label: t("cache.layers.filled"), format: "int" },
     { key: "slots", label: t("cache.layers.slots"), format: "int" },
-    { key: "bytes", label: t("cache.layers.bytes"), format: bytes, align: "right" },
+    { key: "bytes", label: t("cache.layers.bytes"), format: "bytes", align: "right" },
   ];
   return html`<${Section} title=${t("cache.slots.title")} testid="cache-moment">
     <${Slider} label=${t("cache.step")} value=${at} min=${0} max=${steps.length - 1} onInput=${(step) => setParams({ step: step === tokens - 1 ? -1 : step })}
@@ -139,9 +139,9 @@ function Timeline({ steps, run, at, setParams, t }) {
     { key: "in", label: t("cache.timeline.token"), align: "left" },
     { key: "out", label: t("cache.timeline.out"), align: "left" },
     { key: "length", label: t("cache.timeline.length"), format: "int" },
-    { key: "bytes", label: t("cache.timeline.bytes"), format: bytes, align: "right" },
-    { key: "flops", label: t("cache.timeline.flops"), format: count, align: "right" },
-    { key: "flops_without", label: t("cache.timeline.flops_without"), format: count, align: "right" },
+    { key: "bytes", label: t("cache.timeline.bytes"), format: "bytes", align: "right" },
+    { key: "flops", label: t("cache.timeline.flops"), format: "count", align: "right" },
+    { key: "flops_without", label: t("cache.timeline.flops_without"), format: "count", align: "right" },
     { key: "ms", label: t("cache.timeline.ms"), format: "float" },
     { key: "ms_without", label: t("cache.timeline.ms_without"), format: "float" },
   ];
@@ -186,12 +186,12 @@ function WhatIf({ model, params, setParams, t }) {
 function Variants({ rows, tokens, t }) {
   const mha = rows.find((row) => row.name === "mha").bytes;
   const own = rows.find((row) => row.this) ?? rows[0];
-  const named = rows.map((row) => ({ ...row, key: row.name, label: t(`cache.name.${row.name}`) + (row.this ? ` (${t("cache.whatif.this")})` : ""), share: row.bytes / mha }));
+  const named = rows.map((row) => ({ ...row, key: row.name, label: t(`cache.name.${row.name}`, { window: row.window }) + (row.this ? ` (${t("cache.whatif.this")})` : ""), share: row.bytes / mha }));
   const columns = [
     { key: "label", label: t("cache.whatif.name"), align: "left" },
     { key: "kv_heads", label: t("cache.whatif.kv"), format: "int" },
-    { key: "bytes", label: t("cache.whatif.bytes"), format: bytes, align: "right" },
-    { key: "share", label: t("cache.whatif.share"), format: percent, align: "right" },
+    { key: "bytes", label: t("cache.whatif.bytes"), format: "bytes", align: "right" },
+    { key: "share", label: t("cache.whatif.share"), format: "percent", align: "right" },
   ];
   return html`
     <${Bars} rows=${named.map((row) => ({ key: row.key, label: row.label, value: row.bytes, marked: row.this }))} title=${t("cache.whatif.caption")} name="cache-whatif" testid="whatif-bars" format=${bytes}

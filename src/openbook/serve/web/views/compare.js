@@ -17,7 +17,6 @@ export const needs = "run";
 export const defaults = { what: "head", heads: "0.0", prompt: "", model: "", step: "" };
 
 const WHAT = ["head", "prompt", "model"];
-const SHOWN = 12; // tokens in the picture; the table has all that came
 
 /** "3.2,4.0" → [[3, 2], [4, 0]]; what is no such pair is left out. @returns {[number, number][]} */
 export const parseHeads = (text) => text.split(",").filter((pair) => /^\d+\.\d+$/.test(pair)).map((pair) => /** @type {[number, number]} */ (pair.split(".").map(Number)));
@@ -132,20 +131,10 @@ function Next({ answer, names, t }) {
     : a.id === b.id ? t("compare.next.same", { a: visible(a.text), pa: percent(a.p_a), pb: percent(a.p_b), kl })
     : t("compare.next.sentence", { a: visible(a.text), pa: percent(a.p_a), b: visible(b.text), pb: percent(b.p_b), kl });
   const rows = answer.next.map((row) => ({ key: row.id, label: visible(row.text), a: row.p_a, b: row.p_b }));
-  const columns = [
-    { key: "text", label: t("compare.next.token"), format: visible, align: "left" },
-    { key: "id", label: t("compare.next.id"), format: String, align: "right" },
-    { key: "p_a", label: `A: ${names[0]}`, format: percent, align: "right" },
-    { key: "p_b", label: `B: ${names[1]}`, format: percent, align: "right" },
-    { key: "change", label: t("compare.next.change"), format: "float" },
-  ];
   return html`<${Section} title=${t("compare.next.title")} testid="compare-next">
     <div data-testid="compare-kl" data-kl=${answer.kl}>
-      <${PairedBars} rows=${rows.slice(0, SHOWN)} names=${[`A: ${names[0]}`, `B: ${names[1]}`]} title=${t("compare.next.caption")} sentence=${sentence} name="compare-next" format=${percent} testid="next-bars" />
+      <${PairedBars} rows=${rows} names=${[`A: ${names[0]}`, `B: ${names[1]}`]} title=${t("compare.next.caption")} sentence=${sentence} name="compare-next" format=${percent} testid="next-bars" />
     </div>
-    <details class="more"><summary>${t("shell.table_show")}</summary>
-      <${DataTable} columns=${columns} rows=${answer.next.map((row) => ({ ...row, key: row.id, change: row.p_b - row.p_a }))} caption=${t("compare.next.caption")} name="compare-next" testid="next-table" />
-    </details>
   <//>`;
 }
 

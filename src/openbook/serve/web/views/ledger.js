@@ -194,7 +194,7 @@ function Tensors({ own, other, name, t }) {
     { key: "params", label: other ? `${t("ledger.tensors.params")}: ${name}` : t("ledger.tensors.params"), format: (value, row) => (row.tied ? t("ledger.tensors.tied", { name: row.tied }) : int(value)), align: "right" },
     ...(other ? [{ key: "other_params", label: `${t("ledger.tensors.params")}: ${other.name}`, format: "int" }, { key: "other_shape", label: t("ledger.tensors.shape"), format: shapeText, align: "left", sort: false }] : []),
     { key: "bytes", label: t("ledger.tensors.bytes"), format: (value, row) => bytes(row.tied ? null : value), align: "right" },
-    { key: "share", label: t("ledger.tensors.share"), format: percent, align: "right" },
+    { key: "share", label: t("ledger.tensors.share"), format: "percent", align: "right" },
     ...(other ? [] : [{ key: "kind", label: t("ledger.tensors.kind"), align: "left" }]),
   ];
   return html`<${Section} title=${t("ledger.show.tensors")} testid="ledger-tensors">
@@ -217,8 +217,8 @@ function Steps({ own, other, name, t }) {
     { key: "shape", label: t("ledger.steps.shape"), format: shapeText, align: "left", sort: false },
     { key: "flops", label: other ? `${t("ledger.steps.flops")}: ${name}` : t("ledger.steps.flops"), format: "int" },
     ...(other ? [{ key: "other_flops", label: `${t("ledger.steps.flops")}: ${other.name}`, format: "int" }] : []),
-    { key: "share", label: t("ledger.steps.share"), format: percent, align: "right" },
-    { key: "bytes", label: t("ledger.steps.bytes"), format: bytes, align: "right" },
+    { key: "share", label: t("ledger.steps.share"), format: "percent", align: "right" },
+    { key: "bytes", label: t("ledger.steps.bytes"), format: "bytes", align: "right" },
   ];
   return html`<${Section} title=${t("ledger.show.steps")} testid="ledger-steps">
     <p class="sentence" data-testid="steps-sentence">${t("ledger.steps.sentence", { count: own.steps.length, flops: flops(whole), name: largest.name, share: percent(largest.flops / whole) })}</p>
@@ -233,8 +233,8 @@ function Memory({ own, other, name, t }) {
   const largest = rows.reduce((best, row) => (row.bytes > best.bytes ? row : best), rows[0]);
   const columns = [
     { key: "label", label: t("ledger.memory.name"), align: "left" },
-    { key: "bytes", label: other ? name : t("ledger.memory.bytes"), format: bytes, align: "right" },
-    ...(other ? [{ key: "other", label: other.name, format: bytes, align: "right" }] : []),
+    { key: "bytes", label: other ? name : t("ledger.memory.bytes"), format: "bytes", align: "right" },
+    ...(other ? [{ key: "other", label: other.name, format: "bytes", align: "right" }] : []),
     { key: "meaning", label: t("ledger.memory.meaning"), align: "left", sort: false },
   ];
   return html`<${Section} title=${t("ledger.show.memory")} testid="ledger-memory">

@@ -87,7 +87,7 @@ function Stages({ found, params, setParams, t, vocab }) {
           picture=${() => paintStages(stages.map((stage) => ({ ...stage, title: t(`next.stage.${stage.name}`) })), shown, drawn.id)}>
           <${Button} kind="quiet" onClick=${() => setParams({ rows: shown === FEW ? LISTED : FEW })} testid="stages-more">${t("next.more", { n: shown === FEW ? LISTED : FEW })}<//>
         <//></div>
-      <ol class="stages">${stages.map((stage) => html`<${Stage} key=${stage.name} ...${{ stage, asked, shown, t, vocab, drawn }} />`)}</ol>
+      <ol class="stages">${stages.map((stage) => html`<${Stage} key=${stage.name} ...${{ stage, asked, shown, t, drawn }} />`)}</ol>
       <p class="sentence" data-testid="next-sentence">${t("next.sentence", { token: visible(first.text), p: percent(first.p), kept: int(last.kept) })}</p>
     </figure>
     <${Draw} ...${{ last, drawn, uniform, asked, t }} />
@@ -100,13 +100,13 @@ function Stages({ found, params, setParams, t, vocab }) {
 }
 
 /** One stage: its tokens with bars, those it rules out crossed out. */
-function Stage({ stage, asked, shown, t, vocab, drawn }) {
+function Stage({ stage, asked, shown, t, drawn }) {
   const rows = stage.rows.slice(0, shown);
   const [key, values] = stageSays(stage.name, asked);
   const highest = Math.max(...rows.map((row) => row.p ?? 0), 1e-12);
   return html`<li class="stage" data-testid="stage-${stage.name}">
     <h2>${t(`next.stage.${stage.name}`)}</h2>
-    <p class="note">${t(key, values)}<br /><span data-testid="kept-${stage.name}">${t("next.kept", { kept: stage.kept, vocab })}</span></p>
+    <p class="note">${t(key, values)}<br /><span data-testid="kept-${stage.name}">${t("next.kept", { kept: stage.kept })}</span></p>
     <ol>
       ${rows.map((row) => {
         const on = stage.name === "draw" && row.id === drawn.id;

@@ -119,7 +119,7 @@ function TopTokens({ run, lens, row, at, t, label, input }) {
     { key: "rank", label: t("residual.top.rank"), format: "int", align: "left" },
     { key: "text", label: t("residual.top.token"), align: "left", format: visible },
     { key: "id", label: t("residual.top.id"), format: (value) => String(value), align: "right" },
-    { key: "p", label: t("residual.top.p"), format: percent, align: "right" },
+    { key: "p", label: t("residual.top.p"), format: "percent", align: "right" },
     { key: "logit", label: t("residual.top.logit"), format: "float" },
   ];
   return html`<${Section} title=${t("residual.top.title", words)} note=${t("residual.top.sentence", words)} testid="lens-top">
@@ -140,7 +140,7 @@ function Updates({ lens, params, t, at, input }) {
   const series = Object.entries({ attn, mlp }).map(([key, rows]) => ({ label: t(`residual.update.${key}`), points: rows.map((row, i) => [i, row[at]]) }));
   return html`<${Section} title=${t("residual.update.title")} testid="lens-updates">
     <${LineChart} name="updates-${at}" testid="updates-chart" title=${t("residual.update.chart", { position: at, input })} series=${series} height=${320}
-      x=${{ label: t("residual.update.x"), format: String }} y=${{ label: t("residual.update.y"), format: float, zero: true }} marker=${layerShown(lens, params)}
+      x=${{ label: t("residual.update.x"), format: String }} y=${{ label: t("residual.update.y"), format: (v) => float(v), zero: true }} marker=${layerShown(lens, params)}
       sentence=${t("residual.update.sentence", { position: at, input, attnLayer: a, attn: float(attn[a][at]), mlpLayer: m, mlp: float(mlp[m][at]) })} />
   <//>`;
 }
@@ -156,7 +156,7 @@ function UpdateMap({ run, lens, params, setParams, t, at }) {
   return html`<${Section} title=${t("residual.update.map")} testid="update-map">
     <div class="toolbar"><${Choice} label=${t("residual.update.which")} value=${which} testid="update-which" onChange=${(w) => setParams({ which: w })}
       options=${["attn", "mlp"].map((w) => ({ value: w, label: t(`residual.update.${w}`) }))} /></div>
-    <${Heatmap} name="updates-${which}" testid="updates-map" title=${t("residual.update.map.title", words)} data=${data} rows=${rows.length} cols=${lens.positions} low=${0} format=${float}
+    <${Heatmap} name="updates-${which}" testid="updates-map" title=${t("residual.update.map.title", words)} data=${data} rows=${rows.length} cols=${lens.positions} low=${0} format=${(v) => float(v)}
       rowTitle=${t("residual.update.x")} colTitle=${t("residual.position")} colLabels=${labels} selected=${[layerShown(lens, params), at]} onCell=${choose} sentence=${t("residual.update.map.sentence", words)} />
   <//>`;
 }

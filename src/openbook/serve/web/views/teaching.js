@@ -63,7 +63,7 @@ function Training({ flow, row, setParams, t }) {
     { key: "position", label: t("teaching.train.position"), format: "int" },
     { key: "in", label: t("teaching.train.input"), align: "left" },
     { key: "out", label: t("teaching.train.label"), align: "left" },
-    { key: "p", label: t("teaching.train.p"), format: percent, align: "right" },
+    { key: "p", label: t("teaching.train.p"), format: "percent", align: "right" },
     { key: "loss", label: t("teaching.train.loss"), format: "float" },
   ];
   const seen = rows.slice(0, at + 1).map((one) => one.in).join(" ");
@@ -92,8 +92,8 @@ function Generation({ flow, t }) {
     { key: "step", label: t("teaching.gen.step"), format: (i) => (i === 0 ? t("teaching.gen.prefill") : int(i)), align: "left" },
     { key: "in", label: t("teaching.gen.in"), align: "left" },
     { key: "out", label: t("teaching.gen.out"), align: "left" },
-    { key: "flops_with", label: t("teaching.gen.flops"), format: count, align: "right" },
-    { key: "flops_without", label: t("teaching.gen.flops_without"), format: count, align: "right" },
+    { key: "flops_with", label: t("teaching.gen.flops"), format: "count", align: "right" },
+    { key: "flops_without", label: t("teaching.gen.flops_without"), format: "count", align: "right" },
     { key: "ms", label: t("teaching.gen.ms"), format: "float" },
   ];
   return html`<${Section} title=${t("teaching.gen.title")} testid="generation">
@@ -104,13 +104,13 @@ function Generation({ flow, t }) {
 
 function Savings({ savings, t }) {
   if (!savings?.length) return null;
-  const last = savings[savings.length - 1];
-  const measured = Number.isFinite(last.measured);
-  const words = { length: last.length, predicted: float(last.predicted, 3), measured: measured ? float(last.measured, 3) : "" };
+  const [last, seen] = [savings.at(-1), savings.findLast((row) => Number.isFinite(row.measured))];
+  const said = (row) => ({ length: row.length, predicted: float(row.predicted, 3), measured: row.measured && float(row.measured, 3) });
+  const sentences = [seen && t("teaching.savings.sentence", said(seen)), last !== seen && t("teaching.savings.predicted.only", said(last))];
   const series = ["predicted", "measured"].map((key) => ({ label: t(`teaching.savings.${key}`), points: savings.map((row) => [row.length, row[key] ?? null]), dashed: key === "predicted" }));
   return html`<${Section} title=${t("teaching.savings.title")} testid="savings">
-    <${LineChart} series=${series} x=${{ label: t("teaching.savings.length"), format: int }} y=${{ label: t("teaching.savings.y"), format: (v) => float(v, 3), zero: true }}
-      title=${t("teaching.savings.caption")} name="cache-savings" testid="savings-chart" sentence=${t(`teaching.savings.sentence${measured ? "" : ".predicted"}`, words)} />
+    <${LineChart} series=${series} x=${{ label: t("teaching.savings.length"), format: int }} y=${{ label: t("teaching.savings.y"), format: (v) => float(v, 3), log: true }}
+      title=${t("teaching.savings.caption")} name="cache-savings" testid="savings-chart" sentence=${sentences.filter(Boolean).join(" ")} />
   <//>`;
 }
 
@@ -148,8 +148,8 @@ function Outcome({ found, lr, t }) {
   const columns = [
     { key: "position", label: t("teaching.train.position"), format: "int" },
     { key: "label", label: t("teaching.train.label"), align: "left" },
-    { key: "before", label: t("teaching.step.before"), format: percent, align: "right" },
-    { key: "after", label: t("teaching.step.after"), format: percent, align: "right" },
+    { key: "before", label: t("teaching.step.before"), format: "percent", align: "right" },
+    { key: "after", label: t("teaching.step.after"), format: "percent", align: "right" },
     { key: "loss_before", label: t("teaching.step.loss_before"), format: "float" },
     { key: "loss_after", label: t("teaching.step.loss_after"), format: "float" },
     { key: "change", label: t("teaching.step.change"), format: "float" },
@@ -164,7 +164,7 @@ function Outcome({ found, lr, t }) {
     <p class="sentence" role="status" data-testid="optimizer-sentence">${t("teaching.step.sentence", { lr: exact(lr), before: float(meanLoss(found.before)), after: float(meanLoss(found.after)), up, rows: rows.length })}</p>
     <${DataTable} columns=${columns} rows=${rows} caption=${t("teaching.step.table")} name="optimizer-step" testid="optimizer-rows" />
     <${DataTable} columns=${grads} rows=${found.grads.map((row) => ({ ...row, key: row.name }))} caption=${t("teaching.grads.caption")} name="gradients" testid="optimizer-grads" height=${420} />
-    <${DataTable} columns=${[{ key: "name", label: t("teaching.memory.name"), align: "left" }, { key: "bytes", label: t("teaching.memory.bytes"), format: bytes, align: "right" }]}
+    <${DataTable} columns=${[{ key: "name", label: t("teaching.memory.name"), align: "left" }, { key: "bytes", label: t("teaching.memory.bytes"), format: "bytes", align: "right" }]}
       rows=${memory} caption=${t("teaching.memory.caption")} name="optimizer-memory" testid="optimizer-memory" />`;
 }
 
