@@ -8,8 +8,9 @@ from openbook.ledger import Workload, ledger
 from openbook.model import ExplicitCore, FusedCore
 from openbook.model.experts import can_group, gathered, grouped, looped
 from openbook.spec.model import Experts
-from openbook.trace import Statistics, Trace, record
+from openbook.trace import Statistics, Trace, record, trace_bytes
 from openbook.trace.record import RecordingCore
+from openbook.trace.tensors import CHUNK, Masked
 from variants import VARIANTS, noisy_decoder, random_ids
 
 BATCH, NEW = 3, 11
@@ -189,5 +190,75 @@ def test_statistics_are_of_the_finite_numbers():
     assert found.l2 == pytest.approx(26**0.5)
 
 
+def test_statistics_are_taken_piece_by_piece_as_of_the_whole():
+    x = torch.randn(3, CHUNK - 5, generator=torch.Generator().manual_seed(0)) * 7 + 1000
+    found, whole = Statistics.of(x), x.double()
+    assert (found.low, found.high) == (float(x.min()), float(x.max()))
+    assert found.mean == pytest.approx(float(whole.mean()), rel=1e-12)
+    assert found.std == pytest.approx(float(whole.std(correction=0)), rel=1e-9)
+    assert found.l2 == pytest.approx(float(whole.norm()), rel=1e-12)
+    x[1, 3], x[2] = torch.nan, -torch.inf
+    found, finite = Statistics.of(x), x[x.isfinite()].double()
+    assert (found.nan, found.inf) == (1, CHUNK - 5)
+    assert found.mean == pytest.approx(float(finite.mean()), rel=1e-12)
+    assert found.high == float(finite.max())
+
+
+def test_statistics_of_several_tensors_are_those_of_all_their_numbers():
+    parts = [torch.randn(n, generator=torch.Generator().manual_seed(n)) + n for n in (3, 50, 7)]
+    parts += [torch.tensor([torch.nan, torch.inf, 2.0]), torch.full((4,), -torch.inf)]
+    found = Statistics.together((Statistics.of(x), x.numel()) for x in parts)
+    whole = Statistics.of(torch.cat(parts))
+    assert (found.low, found.high, found.nan, found.inf) == (whole.low, whole.high, 1, 5)
+    assert (found.mean, found.std, found.l2) == pytest.approx((whole.mean, whole.std, whole.l2))
+    assert Statistics.together([]) == Statistics(0.0, 0.0, 0.0, 0.0, 0.0, 0, 0)
+
+
 def test_statistics_of_nothing_finite_are_zero():
     assert Statistics.of(torch.full((2, 3), -torch.inf)) == Statistics(0.0, 0.0, 0.0, 0.0, 0.0, 0, 6)
+
+
+# --- bytes, time --------------------------------------------------------------------------------
+
+
+def test_the_bytes_of_a_trace_are_told_before_it_is_made(name: str):
+    for dtype in (torch.float32, torch.bfloat16):
+        decoder = noisy_decoder(VARIANTS[name], dtype)
+        short = "fp32" if dtype == torch.float32 else "bf16"
+        ids = random_ids(decoder.spec, BATCH, NEW)
+        trace = record(decoder, ids)
+        masks = {id(m.visible): m.visible for m in trace.tensors.held.values() if isinstance(m, Masked)}
+        predicted = trace_bytes(decoder.spec, short, BATCH, NEW)
+        sizes = {n: x.numel() * x.element_size() for n, x in trace.tensors.items() if ".masked" not in n}
+        assert predicted == sum(sizes.values())
+        # A sink's share lies beside the probabilities, which are a part of that piece.
+        sinks = sum(
+            BATCH * 8 * NEW * 4 for block in decoder.spec.layers if getattr(block.attn, "sinks", False)
+        )
+        assert trace.bytes <= predicted + sum(mask.numel() for mask in masks.values()) + sinks
+        only = ["layers.1.attn.*", "head"]
+        lean = record(decoder, ids, only=only)
+        assert trace_bytes(decoder.spec, short, BATCH, NEW, only=only) == sum(
+            sizes[n] for n in sizes if n in lean
+        )
+
+
+def test_masked_scores_take_no_memory_beside_the_scores():
+    decoder = noisy_decoder(VARIANTS["llama"])
+    trace = record(decoder, random_ids(decoder.spec, 1, 40), only=["*.scores", "*.masked"])
+    scores = sum(trace.tensor(f"layers.{i}.attn.scores").numel() * 4 for i in range(3))
+    assert trace.bytes == scores + 40 * 40  # one triangle for all layers
+    assert trace.tensor("layers.1.attn.masked").isinf().sum() == 8 * 40 * 39 / 2
+
+
+def test_time_is_that_of_the_modules_and_cores_and_only_where_it_is_asked_for():
+    decoder = noisy_decoder(VARIANTS["experts"])
+    ids = random_ids(decoder.spec, 1, 5)
+    assert all(step.seconds is None for step in record(decoder, ids))
+    trace = record(decoder, ids, time=True)
+    unmeasured = {s.local for s in trace if s.seconds is None}
+    assert unmeasured == {"attn_add", "mlp_add", "mlp.chosen", "mlp.experts.sum", "mlp.shared_add"}
+    assert all(s.seconds > 0 for s in trace if s.seconds is not None)
+    lean = record(decoder, ids, time=True, only=["*.q", "*.probs"])
+    assert set(lean.seconds) == set(lean.tensors)
+    assert torch.equal(trace.tensor("head"), record(decoder, ids).tensor("head"))

@@ -297,4 +297,5 @@ def _statistics(path: Path, numbers: Any) -> Statistics | None:
     *values, nan, inf = numbers
     if not all(type(count) is int and count >= 0 for count in (nan, inf)):
         _fail(path, "trace", "statistics", "other than counts at the end", "how many are NaN and infinite")
-    return Statistics(*(_number(path, "statistics", n) for n in values), nan, inf)
+    low, high, mean, std, l2 = (_number(path, "statistics", n) for n in values)
+    return Statistics(low, high, mean, std, l2, nan, inf)
