@@ -48,7 +48,7 @@ RULES = {
     "native": Rule(own="models spec ledger model weights", libraries="torch jaxtyping"),
     "infer": Rule(own="spec ledger model native", libraries="torch jaxtyping"),
     "train": Rule(
-        own="files spec sources ledger text model weights infer plan",
+        own="files spec sources ledger text model weights native infer plan",
         libraries="torch jaxtyping numpy safetensors",
         inside="tokenizers pyarrow tensorboard matplotlib",
     ),

@@ -4,10 +4,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from openbook.model.decoder import Head
 from openbook.spec.model import Head as HeadSpec
-from openbook.train.loss import head_loss
+from openbook.train.loss import head_loss, rows_at_once
 
 B, T, D, V = 3, 7, 11, 29
 HEADS = {
@@ -70,13 +71,31 @@ def test_the_gradient_goes_on_through_a_shared_matrix():
     torch.testing.assert_close(gradient("ours"), gradient("plain"), rtol=1e-6, atol=1e-6)
 
 
-def test_no_more_logits_than_a_chunk_are_ever_there(monkeypatch: pytest.MonkeyPatch):
-    head, hidden, labels = inputs(ignored=0)
-    made = []
-    forward = Head.forward
-    monkeypatch.setattr(Head, "forward", lambda self, x: made.append(x.shape[1]) or forward(self, x))
-    head_loss(head, hidden, labels, max_logits=4 * V + 3).total.backward()
-    assert made == [4, 4, 4, 4, 4, 1]
+class Products(TorchDispatchMode):
+    """Notes the rows of every matrix product whose result has V columns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[int] = []
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        made = function(*arguments, **keywords or {})
+        products = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+        if function in products and made.shape[-1] == V:
+            self.rows.append(len(made))
+        return made
+
+
+@pytest.mark.parametrize("name", list(HEADS))
+def test_no_more_logits_than_a_chunk_are_ever_there_and_none_are_made_twice(name: str):
+    head, hidden, labels = inputs(HEADS[name], ignored=0)
+    with Products() as made:
+        head_loss(head, hidden, labels, max_logits=4 * V + 3).total.backward()
+    assert made.rows == [4, 4, 4, 4, 4, 1]
+
+
+def test_a_chunk_fits_a_cache_unless_it_would_have_few_tokens():
+    assert [rows_at_once(v) for v in (2_048, 4_096, 49_152, 262_144, 1 << 25)] == [1024, 512, 256, 64, 1]
 
 
 def test_what_is_not_learned_does_not_reach_the_head():

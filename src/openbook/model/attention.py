@@ -141,6 +141,11 @@ class FusedCore(ExplicitCore):
     no soft-cap, no sinks and no values of another width, so with them the steps are taken one by one.
     """
 
+    @staticmethod
+    def causal(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        """`causal_attention`, or what stands in for it."""
+        return causal_attention(q, k, v, scale)
+
     def forward(
         self,
         q: Float[Tensor, "B H T K"],
@@ -174,7 +179,7 @@ class FusedCore(ExplicitCore):
             elif seen is not None and seen.shape[0] > 1:
                 seen = seen.repeat_interleave(G, dim=0)
         if mask.causal and seen is None:
-            return causal_attention(q, k, v, scale).reshape(B, H, T, K)
+            return self.causal(q, k, v, scale).reshape(B, H, T, K)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale).reshape(B, H, T, K)
 
 

@@ -90,11 +90,16 @@ def _address(tensor: Tensor | None) -> int | None:
 
 
 class NativeNorm(Norm):
-    """A norm of the residual stream, with the parameters of the one it replaces."""
+    """A norm of the residual stream, with the parameters of the one it replaces.
+
+    `before_matrices`: only matrix products read it, so that under autocast it is rounded here, once, and
+    not by each of them.
+    """
 
     def __init__(self, norm: Norm) -> None:
         nn.Module.__init__(self)
         self.spec, self.weight, self.bias = norm.spec, norm.weight, norm.bias
+        self.before_matrices = False
 
     def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
         rows = x.numel() // x.shape[-1]
@@ -104,7 +109,11 @@ class NativeNorm(Norm):
             return super().forward(x)
         if _learns(x, *parameters) and any(p.dtype != torch.float32 for p in parameters):
             return super().forward(x)
-        return _Normed.apply(x, self.weight, self.bias, self.spec)  # type: ignore[return-value]
+        rounded = self.before_matrices and torch.is_autocast_enabled("cpu")
+        result = torch.get_autocast_dtype("cpu") if rounded else torch.float32
+        if result not in DTYPES:
+            return super().forward(x)
+        return _Normed.apply(x, self.weight, self.bias, self.spec, result)  # type: ignore[return-value]
 
 
 def _norm_op(
@@ -126,9 +135,12 @@ class _Normed(torch.autograd.Function):
     """Keeps x alone: mean and deviation are cheaper to compute again than to keep."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, spec: NormSpec) -> Tensor:
-        y = torch.empty_like(x)
-        _run(_norm_op(NORM, x, weight, bias, spec, n=x.numel() // x.shape[-1], dst=y.data_ptr()))
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, spec: NormSpec, dtype: torch.dtype
+    ) -> Tensor:
+        y = torch.empty_like(x, dtype=dtype)
+        rows = x.numel() // x.shape[-1]
+        _run(_norm_op(NORM, x, weight, bias, spec, n=rows, matrix=DTYPES[dtype], dst=y.data_ptr()))
         ctx.save_for_backward(x, weight, bias)
         ctx.spec = spec
         return y
@@ -144,12 +156,12 @@ class _Normed(torch.autograd.Function):
         _run(
             _norm_op(
                 NORM_BACK, x, weight, bias, ctx.spec, n=items, rows=ROWS_SUMMED, keys=rows,
-                grad=grad.data_ptr(), dst=x_grad.data_ptr(), dst2=sums.data_ptr(),
+                matrix=DTYPES[grad.dtype], grad=grad.data_ptr(), dst=x_grad.data_ptr(), dst2=sums.data_ptr(),
             )
         )  # fmt: skip
         by_parameter = sums.sum(0)
         weight_grad = by_parameter[0] if weight is not None else None
-        return x_grad, weight_grad, by_parameter[1] if bias is not None else None, None
+        return x_grad, weight_grad, by_parameter[1] if bias is not None else None, None, None
 
 
 class NativeRotate(Rotate):

@@ -9,7 +9,8 @@ enum { RELU, RELU2, GELU, GELU_TANH, GELU_QUICK, SILU, SIGMOID, TANH };
 
 typedef struct {
     int32_t code, kind, barrier;
-    int32_t dtype, matrix; /* of vectors and tables; of a LINEAR's matrix, or of what GATE reads and writes */
+    int32_t dtype, matrix; /* of vectors and tables; of a LINEAR's matrix, of what GATE reads and
+                            * writes, of NORM's result and NORM_BACK's grad */
     int64_t n;     /* items: rows of a matrix, heads, or elements */
     int64_t width; /* elements of one item: columns of a matrix, a head's size */
     int64_t layer; /* whose cells of the KV cache */

@@ -41,11 +41,12 @@ static void linear(const Op *op, int64_t from, int64_t to) {
     }
 }
 
-INLINE void norm_of(const Op *op, int64_t from, int64_t to, int dtype) {
+INLINE void norm_of(const Op *op, int64_t from, int64_t to, int dtype, int result) {
     int64_t width = op->width, whole = width / 16 * 16, i;
     for (int64_t item = from; item < to; item++) {
         const float *x = op->a + item * width;
-        float *y = op->dst + item * width, mean = 0, square = 0;
+        float mean = 0, square = 0;
+        int64_t y = item * width;
         if (op->flags & LAYERNORM) {
             v16 sum = {0};
             for (i = 0; i < whole; i += 16) sum += *(const v16 *)(x + i);
@@ -63,19 +64,20 @@ INLINE void norm_of(const Op *op, int64_t from, int64_t to, int dtype) {
             v16 z = (*(const v16 *)(x + i) - mean) * by;
             if (op->weight) z *= load16(op->weight, i, dtype) + op->offset;
             if (op->bias) z += load16(op->bias, i, dtype);
-            *(v16 *)(y + i) = z;
+            put16(op->dst, y + i, z, result);
         }
         for (; i < width; i++) {
             float z = (x[i] - mean) * by;
             if (op->weight) z *= load(op->weight, i, dtype) + op->offset;
-            y[i] = z + (op->bias ? load(op->bias, i, dtype) : 0);
+            put1(op->dst, y + i, z + (op->bias ? load(op->bias, i, dtype) : 0), result);
         }
     }
 }
 
 static void norm(const Op *op, int64_t from, int64_t to) {
-    if (op->dtype == F32) norm_of(op, from, to, F32);
-    else norm_of(op, from, to, BF16);
+    if (op->matrix == BF16) norm_of(op, from, to, op->dtype, BF16);
+    else if (op->dtype == F32) norm_of(op, from, to, F32, F32);
+    else norm_of(op, from, to, BF16, F32);
 }
 
 /* b: the cosines of all pairs, then the sines. */

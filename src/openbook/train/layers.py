@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
+from openbook.model.attention import FusedCore, causal_attention
 from openbook.model.block import Block
 from openbook.model.decoder import Decoder
 from openbook.model.experts import Experts
+from openbook.native import NativeNorm, NativeUnavailableError, library
+from openbook.native.modules import use_native_modules
 
 
 def prepare_layers(decoder: Decoder, checkpoint_layers: bool = False, compile: bool = False) -> None:  # noqa: A002
@@ -21,16 +25,161 @@ def prepare_layers(decoder: Decoder, checkpoint_layers: bool = False, compile: b
     With `checkpoint_layers` a layer keeps only its input for backward and is computed a second time there
     (Chen et al. 2016, arXiv 1604.06174): about a third more FLOPs. With `compile` PyTorch compiles a layer,
     which takes half a minute at the first step, once for all layers that are alike; needs a C++ compiler.
+    Without it the layers' parts are replaced by faster ones of our own, where there are some.
     """
-    for layer in cast("Iterable[Block]", decoder.layers):
-        if compile:
-            _compile(layer)
-        if checkpoint_layers:
+    if compile:
+        _compile_layers(decoder)
+    else:
+        use_fast_modules(decoder)
+    if checkpoint_layers:
+        for layer in _layers(decoder):
             layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
 
 
-def _compile(layer: Block) -> None:
+def _layers(decoder: Decoder) -> Iterable[Block]:
+    return cast("Iterable[Block]", decoder.layers)
+
+
+def _compile_layers(decoder: Decoder) -> None:
     """Experts are left out: which of them are run is only known as they run."""
-    parts: list[nn.Module] = [layer.attn] if isinstance(layer.mlp, Experts) else [layer]
-    for part in parts:
-        part.forward = torch.compile(part.forward)
+    for layer in _layers(decoder):
+        parts: list[nn.Module] = [layer.attn] if isinstance(layer.mlp, Experts) else [layer]
+        for part in parts:
+            part.forward = torch.compile(part.forward)
+
+
+# --- faster parts -------------------------------------------------------------------------------
+
+
+def use_fast_modules(decoder: Decoder) -> None:
+    """Gives a decoder on the CPU products through oneDNN, attention that computes no more than the triangle,
+    and norms, rotations and gates in C where there is a compiler."""
+    if decoder.embed.weight.device.type != "cpu":
+        return
+    try:
+        library()
+    except NativeUnavailableError:
+        pass
+    else:
+        use_native_modules(decoder)
+        for layer in _layers(decoder):
+            _round_once(layer.attn_norm)
+            if not isinstance(layer.mlp, Experts):  # routers read in fp32
+                _round_once(layer.mlp_norm)
+        _round_once(decoder.final_norm)
+    for name, module in list(decoder.named_modules()):
+        if type(module) is nn.Linear and can_multiply():
+            decoder.set_submodule(name, FastLinear(module))
+        elif isinstance(module, FusedCore):
+            module.causal = learned_causal_attention
+
+
+def _round_once(norm: nn.Module) -> None:
+    if isinstance(norm, NativeNorm):
+        norm.before_matrices = True
+
+
+# --- products -----------------------------------------------------------------------------------
+
+
+def can_multiply() -> bool:
+    """Whether PyTorch was built with oneDNN, whose fp32 products are faster than MKL's on some processors
+    (by a sixth on Zen 4) and as fast on others."""
+    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+def multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x [..., in] by weight [out, in] through oneDNN, fp32; strides may be any."""
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+
+
+class FastLinear(nn.Linear):
+    """W x + b with the parameters of the module it replaces; through oneDNN in fp32, else PyTorch's."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.weight, self.bias = linear.weight, linear.bias
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (torch's name)
+        if input.dtype == self.weight.dtype == torch.float32 and not torch.is_autocast_enabled("cpu"):
+            return _Product.apply(input, self.weight, self.bias)  # type: ignore[return-value]
+        return super().forward(input)
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return multiply(x, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        (x, weight), (grad,) = ctx.saved_tensors, grads
+        by_x, by_weight, by_bias = ctx.needs_input_grad
+        rows = grad.flatten(0, -2)
+        return (
+            multiply(grad, weight.mT) if by_x else None,
+            rows.mT @ x.flatten(0, -2) if by_weight else None,
+            rows.sum(0) if by_bias else None,
+        )
+
+
+# --- attention ----------------------------------------------------------------------------------
+
+QUERIES = 128
+"""In a block. Of 512 tokens, blocks compute 5/8 of the square, where the kernel alone computes all of it."""
+
+
+def learned_causal_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """`causal_attention` of [B, H, T, K] each, with a backward pass in the same blocks."""
+    suits = q.shape[2] == k.shape[2] > QUERIES and q.dtype in (torch.float32, torch.bfloat16)
+    if not (suits and torch.is_grad_enabled()):
+        return causal_attention(q, k, v, scale)
+    return _CausalAttention.apply(q, k, v, scale)  # type: ignore[return-value]
+
+
+class _CausalAttention(torch.autograd.Function):
+    """Blocks of queries, each against the keys up to its own end, through PyTorch's kernel."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        y, sums = torch.empty_like(q), []
+        for rows, end, seen in _blocks(q):
+            y[:, :, rows], log_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+                q[:, :, rows], k[:, :, :end], v[:, :, :end], attn_mask=seen, scale=scale
+            )
+            sums.append(log_sum)
+        ctx.save_for_backward(q, k, v, y, *sums)
+        ctx.scale = scale
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        """In fp32, which the kernel does faster than bf16."""
+        q, k, v, y, *sums = ctx.saved_tensors
+        dtype = q.dtype
+        grad, q, k, v, y = (tensor.float() for tensor in (*grads, q, k, v, y))
+        q_grad, k_grad, v_grad = torch.empty_like(q), torch.zeros_like(q), torch.zeros_like(q)
+        for (rows, end, seen), log_sum in zip(_blocks(q), sums, strict=True):
+            q_grad[:, :, rows], by_k, by_v = (
+                torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+                    grad[:, :, rows], q[:, :, rows], k[:, :, :end], v[:, :, :end], y[:, :, rows], log_sum,
+                    0.0, False, attn_mask=seen, scale=ctx.scale,
+                )
+            )  # fmt: skip
+            k_grad[:, :, :end] += by_k
+            v_grad[:, :, :end] += by_v
+        return q_grad.to(dtype), k_grad.to(dtype), v_grad.to(dtype), None
+
+
+def _blocks(q: Tensor) -> Iterable[tuple[slice, int, Tensor]]:
+    """(rows, the end of the keys that they see, what is added to their scores)."""
+    T = q.shape[2]
+    # Row i of a block that ends at key `end` sees all but the last QUERIES - 1 - i keys before `end`.
+    table = torch.full((QUERIES, T), -torch.inf, dtype=q.dtype).triu(T - QUERIES + 1)
+    for start in range(0, T, QUERIES):
+        end = min(T, start + QUERIES)
+        yield slice(start, end), end, table[QUERIES - (end - start) :, T - end :]

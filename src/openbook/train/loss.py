@@ -3,20 +3,29 @@
 With a vocabulary of 49,152, the logits of 16 rows of 1,024 tokens take 3.2 GB in fp32, and their gradient as
 much again. Here a chunk is made, its loss taken, its gradient carried back through the head, and it is
 forgotten before the next. What backward needs later is only the gradients themselves, already summed.
+
+The gradient of a plain head is written where its logits were: softmax minus one at the label. A head that
+caps or scales its logits, or is more than a matrix, is left to autograd.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from openbook.model.decoder import Head
 from openbook.train.pack import IGNORED
 
 MAX_LOGITS = 1 << 24
 """Of a chunk: 64 MiB in fp32. A chunk has at least one token, whatever its logits take."""
+
+CACHED_LOGITS, FEWEST_ROWS = 1 << 21, 256
+"""A chunk has no more logits than a processor's cache holds, but at least so many tokens, within the bound
+above: the head's gradient is read and written once for each chunk."""
 
 
 class Loss(NamedTuple):
@@ -43,13 +52,18 @@ def head_loss(
     """
     wanted = labels != IGNORED
     hidden, labels = hidden[wanted], labels[wanted]
-    rows = max(1, max_logits // _vocab_size(head))
+    rows = rows_at_once(_vocab_size(head), max_logits)
     parameters = [parameter for parameter in head.parameters() if parameter.requires_grad]
     if torch.is_grad_enabled():
         total, nats, z = _Chunked.apply(head, labels, z_weight, rows, hidden, *parameters)  # type: ignore[misc]
     else:
         total, nats, z = _summed(head, hidden, labels, z_weight, rows)
     return Loss(total, nats, z, len(labels))
+
+
+def rows_at_once(vocab_size: int, max_logits: int = MAX_LOGITS) -> int:
+    """The tokens of a chunk."""
+    return max(1, min(max_logits // vocab_size, max(FEWEST_ROWS, CACHED_LOGITS // vocab_size)))
 
 
 def _vocab_size(head: nn.Module) -> int:
@@ -90,19 +104,12 @@ class _Chunked(torch.autograd.Function):
         *parameters: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         nats, z = torch.zeros(2, device=hidden.device)
-        hidden_grad = torch.zeros_like(hidden)
-        parameter_grads = [torch.zeros_like(parameter) for parameter in parameters]
+        grads = Gradients(torch.empty_like(hidden), [torch.zeros_like(parameter) for parameter in parameters])
+        add = _Plain(head, parameters, grads) if is_plain(head) else _ByAutograd(head, parameters, grads)
         for start in range(0, len(labels), rows):
-            chunk = slice(start, start + rows)
-            with torch.enable_grad(), _uncached_autocast(hidden.device.type):
-                x = hidden[chunk].detach().requires_grad_()
-                more_nats, more_z = _sums(head, x, labels[chunk], z_weight)
-                total = more_nats + z_weight * more_z if z_weight else more_nats
-            hidden_grad[chunk], *grads = torch.autograd.grad(total, [x, *parameters])
-            for summed, grad in zip(parameter_grads, grads, strict=True):
-                summed += grad
-            nats, z = nats + more_nats.detach(), z + more_z.detach()
-        ctx.grads = [hidden_grad, *parameter_grads]
+            more = add(hidden, labels, slice(start, start + rows), z_weight)
+            nats, z = nats + more[0], z + more[1]
+        ctx.grads = [grads.hidden, *grads.parameters]
         ctx.mark_non_differentiable(nats, z)
         return nats + z_weight * z, nats.clone(), z.clone()
 
@@ -112,6 +119,79 @@ class _Chunked(torch.autograd.Function):
             raise RuntimeError("the gradients of a chunked loss are made once: backward was called twice")
         grads, ctx.grads = ctx.grads, None
         return None, None, None, None, *(grad.mul_(outer[0]) for grad in grads)
+
+
+class Gradients(NamedTuple):
+    """By the hidden states, written a chunk at a time, and by the head's parameters, summed over chunks."""
+
+    hidden: Tensor
+    parameters: list[Tensor]
+
+
+def is_plain(head: nn.Module) -> bool:
+    """Whether the head is W x + b and nothing more."""
+    return type(head) is Head and head.softcap is None and head.scale == 1
+
+
+class _Plain:
+    """Adds the gradients of a chunk of W x + b. Only one table of logits is there at a time."""
+
+    def __init__(self, head: nn.Module, parameters: Sequence[Tensor], grads: Gradients) -> None:
+        self.bias: Tensor | None = head.bias  # type: ignore[assignment]
+        weight: Tensor = head.weight  # type: ignore[assignment]
+        device = weight.device.type
+        autocast = torch.is_autocast_enabled(device)
+        self.dtype = torch.get_autocast_dtype(device) if autocast else weight.dtype
+        self.weight = weight.detach().to(self.dtype)
+        self.hidden_grad = grads.hidden
+        by = {id(parameter): grad for parameter, grad in zip(parameters, grads.parameters, strict=True)}
+        self.weight_grad, self.bias_grad = by.get(id(weight)), by.get(id(self.bias))
+
+    def __call__(
+        self, hidden: Tensor, labels: Tensor, chunk: slice, z_weight: float
+    ) -> tuple[Tensor, Tensor]:
+        x, labels = hidden[chunk].to(self.dtype), labels[chunk, None]
+        bias = None if self.bias is None else self.bias.to(self.dtype)
+        with torch.autocast(x.device.type, enabled=False):
+            logits = F.linear(x, self.weight, bias).float()
+            top = logits.amax(-1, keepdim=True)
+            right = logits.gather(1, labels)
+            exponentials = logits.sub_(top).exp_()
+            sums = exponentials.sum(-1, keepdim=True)
+            log_sums = top + sums.log()
+            nats = (log_sums - right).sum()
+            z = log_sums.square().sum() if z_weight else torch.zeros_like(nats)
+            # The gradient of nats + z_weight · z by the logits.
+            slopes = exponentials.mul_((1 + 2 * z_weight * log_sums) / sums)
+            slopes.scatter_add_(1, labels, slopes.new_full((1, 1), -1.0).expand_as(labels))
+            if self.bias_grad is not None:
+                self.bias_grad += slopes.sum(0)
+            slopes = slopes.to(self.dtype)
+            self.hidden_grad[chunk] = slopes @ self.weight
+            if self.weight_grad is not None and self.dtype == self.weight_grad.dtype:
+                self.weight_grad.addmm_(slopes.mT, x)
+            elif self.weight_grad is not None:
+                self.weight_grad += slopes.mT @ x
+        return nats, z
+
+
+class _ByAutograd:
+    """The same for a head of any kind."""
+
+    def __init__(self, head: nn.Module, parameters: Sequence[Tensor], grads: Gradients) -> None:
+        self.head, self.parameters, self.grads = head, parameters, grads
+
+    def __call__(
+        self, hidden: Tensor, labels: Tensor, chunk: slice, z_weight: float
+    ) -> tuple[Tensor, Tensor]:
+        with torch.enable_grad(), _uncached_autocast(hidden.device.type):
+            x = hidden[chunk].detach().requires_grad_()
+            nats, z = _sums(self.head, x, labels[chunk], z_weight)
+            total = nats + z_weight * z if z_weight else nats
+        self.grads.hidden[chunk], *grads = torch.autograd.grad(total, [x, *self.parameters])
+        for summed, grad in zip(self.grads.parameters, grads, strict=True):
+            summed += grad
+        return nats.detach(), z.detach()
 
 
 def _uncached_autocast(device: str) -> torch.autocast:

@@ -1,0 +1,212 @@
+"""Checkpointed, compiled and fast layers compute what plain ones do, packed documents included."""
+
+import copy
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from openbook.model import Decoder
+from openbook.model.attention import causal_attention
+from openbook.train.layers import (
+    QUERIES,
+    FastLinear,
+    can_multiply,
+    learned_causal_attention,
+    prepare_layers,
+    use_fast_modules,
+)
+from openbook.train.loop import accumulate, batch_loss
+from openbook.train.pack import IGNORED, Batch
+from variants import VARIANTS, noisy_decoder
+
+Gradients = dict[str, Tensor]
+
+
+def rows(vocab_size: int, lengths: list[list[int]], length: int) -> Batch:
+    """Rows of random tokens in documents of these lengths, padded."""
+    draw = np.random.default_rng(5)
+    columns = []
+    for row in lengths:
+        pad = length - sum(row)
+        positions = np.concatenate([np.arange(n) for n in row] + [np.full(pad, -1)])
+        documents = np.concatenate([np.full(n, i) for i, n in enumerate(row)] + [np.full(pad, -1)])
+        labels = np.where(np.append(positions[1:], 0) > 0, draw.integers(0, vocab_size, length), IGNORED)
+        columns.append((draw.integers(0, vocab_size, length), positions, labels, documents))
+    return Batch(*(np.array(column, np.int64) for column in zip(*columns, strict=True)))
+
+
+def step(decoder: Decoder, batch: Batch, bf16: bool = False, balance: float = 0.0) -> tuple[float, Gradients]:
+    decoder.zero_grad()
+    loss = accumulate(decoder, batch, len(batch.ids), bf16=bf16, balance=balance)
+    return loss, {name: p.grad.clone() for name, p in decoder.named_parameters() if p.grad is not None}
+
+
+def assert_same(found: tuple[float, Gradients], expected: tuple[float, Gradients], tolerance: float) -> None:
+    """To a part of each gradient's norm. Of keys' biases they are 0 but for rounding."""
+    assert found[0] == pytest.approx(expected[0], rel=tolerance)
+    assert found[1].keys() == expected[1].keys()
+    for name, gradient in expected[1].items():
+        assert (found[1][name] - gradient).norm() <= tolerance * (gradient.norm() + 1e-2), name
+
+
+PACKED, SINGLE = [[11, 20], [31], [5, 9, 12]], [[31], [31]]
+
+
+@pytest.mark.parametrize("lengths", [PACKED, SINGLE])
+@pytest.mark.parametrize("name", list(VARIANTS))
+def test_fast_modules_have_the_loss_and_gradients_of_plain_ones(name: str, lengths: list[list[int]]):
+    plain = noisy_decoder(VARIANTS[name]).train()
+    fast = copy.deepcopy(plain)
+    use_fast_modules(fast)
+    batch = rows(plain.spec.vocab_size, lengths, 31)
+    assert [n for n, _ in fast.named_parameters()] == [n for n, _ in plain.named_parameters()]
+    assert_same(step(fast, batch), step(plain, batch), 2e-6)
+
+
+@pytest.mark.parametrize("name", ["llama", "windows", "experts"])
+def test_checkpointed_layers_have_the_same_gradients_bit_for_bit(name: str):
+    plain = noisy_decoder(VARIANTS[name]).train()
+    use_fast_modules(plain)
+    again = copy.deepcopy(plain)
+    prepare_layers(again, checkpoint_layers=True)
+    balance = 0.3 if name == "experts" else 0.0
+    batch = rows(plain.spec.vocab_size, PACKED, 31)
+    assert_same(step(again, batch, balance=balance), step(plain, batch, balance=balance), 0)
+
+
+def test_checkpointed_layers_keep_only_their_inputs():
+    """What autograd saves of a layer's own is x [B, T, D]; masks and angles are shared."""
+    decoder = noisy_decoder(VARIANTS["llama"]).train()
+    kept: list[Tensor] = []
+    batch = rows(decoder.spec.vocab_size, SINGLE, 31)
+
+    def saved() -> int:
+        kept.clear()
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+            batch_loss(decoder, batch)
+        own = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in kept}
+        for parameter in decoder.parameters():
+            own.pop(parameter.untyped_storage().data_ptr(), None)
+        return sum(own.values())
+
+    whole = saved()
+    prepare_layers(decoder, checkpoint_layers=True)
+    stream = 2 * 31 * decoder.spec.d_model * 4
+    assert saved() <= (decoder.spec.n_layers + 6) * stream < whole / 3
+
+
+COMPILED = """
+from functools import partial
+from train.test_layers import *
+torch.compile = partial(torch.compile, backend="{backend}")
+plain = noisy_decoder(VARIANTS["llama"]).train()
+compiled = copy.deepcopy(plain)
+prepare_layers(compiled, compile=True, checkpoint_layers={checkpoint})
+for lengths in (PACKED, [[31], [31], [31]]):
+    batch = rows(plain.spec.vocab_size, lengths, 31)
+    assert_same(step(compiled, batch), step(plain, batch), 1e-5)
+"""
+
+
+FULL = os.environ.get("OPENBOOK_FULL") == "1"
+
+
+@pytest.mark.parametrize("checkpoint", [False, True] if FULL else [True])
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"] if FULL else ["aot_eager"])
+def test_compiled_layers_have_the_same_losses_and_gradients(backend: str, checkpoint: bool):
+    """Packed and single documents, in a process of its own: the tests' checks of shapes do not compile."""
+    code = COMPILED.format(backend=backend, checkpoint=checkpoint)
+    tests = str(Path(__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": tests},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_bf16_is_as_near_to_fp32_with_fast_modules_as_without():
+    plain = noisy_decoder(VARIANTS["llama"]).train()
+    fast = copy.deepcopy(plain)
+    use_fast_modules(fast)
+    batch = rows(plain.spec.vocab_size, SINGLE, 31)
+    exact = step(plain, batch)[1]
+    errors = [
+        sum(float((found[n] - exact[n]).norm() / exact[n].norm()) for n in exact) / len(exact)
+        for found in (step(fast, batch, bf16=True)[1], step(plain, batch, bf16=True)[1])
+    ]
+    assert errors[0] < 1.1 * errors[1] < 0.1
+
+
+def test_a_frozen_model_gets_no_gradient_but_lets_it_through():
+    """As adapters need it: only the first norm of the last layer is learned."""
+    plain = noisy_decoder(VARIANTS["llama"]).train().requires_grad_(False)
+    name = "layers.0.attn_norm.weight"
+    dict(plain.named_parameters())[name].requires_grad_(True)
+    fast = copy.deepcopy(plain)
+    use_fast_modules(fast)
+    batch = rows(plain.spec.vocab_size, SINGLE, 31)
+    found = step(fast, batch)
+    assert list(found[1]) == [name]
+    assert_same(found, step(plain, batch), 2e-6)
+
+
+# --- the parts ----------------------------------------------------------------------------------
+
+
+def gradients(run: Callable[..., Tensor], *inputs: Tensor) -> list[Tensor]:
+    inputs = tuple(x.detach().requires_grad_() for x in inputs)
+    y = run(*inputs)
+    weights = torch.randn(y.shape, generator=torch.Generator().manual_seed(7))
+    return [y, *torch.autograd.grad((y * weights).sum(), inputs)]
+
+
+@pytest.mark.parametrize("T", [QUERIES + 1, 3 * QUERIES, 3 * QUERIES + 17])
+@pytest.mark.parametrize("shared", [False, True])
+def test_causal_attention_in_blocks_has_the_gradients_of_explicit_attention(T: int, shared: bool):
+    """With keys of their own, and with keys that three heads share by a stride of 0."""
+    q, k, v = (torch.randn(2, T, 3, 16).transpose(1, 2) for _ in range(3))
+
+    def spread(x: Tensor) -> Tensor:
+        return x[:, :1].expand(-1, 3, -1, -1) if shared else x
+
+    def explicit(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = (q @ spread(k).mT) * 0.3
+        seen = torch.ones(T, T, dtype=torch.bool).tril()
+        return scores.masked_fill(~seen, -torch.inf).softmax(-1) @ spread(v)
+
+    found = gradients(lambda q, k, v: learned_causal_attention(q, spread(k), spread(v), 0.3), q, k, v)
+    for ours, theirs in zip(found, gradients(explicit, q, k, v), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=1e-5)
+
+
+def test_short_attention_is_the_models_own():
+    q = torch.randn(1, 2, QUERIES, 16, requires_grad=True)
+    y = learned_causal_attention(q, q, q, 0.3)
+    torch.testing.assert_close(y, causal_attention(q, q, q, 0.3), atol=0, rtol=0)
+
+
+@pytest.mark.skipif(not can_multiply(), reason="PyTorch without oneDNN")
+@pytest.mark.parametrize("bias", [False, True])
+def test_products_through_onednn_are_linear(bias: bool):
+    linear = nn.Linear(23, 37, bias=bias)
+    fast = FastLinear(linear)
+    x = torch.randn(3, 19, 23, requires_grad=True)
+    weights = torch.randn(3, 19, 37)
+    found, expected = (
+        torch.autograd.grad((module(x) * weights).sum(), [x, *module.parameters()])
+        for module in (fast, linear)
+    )
+    torch.testing.assert_close(fast(x), F.linear(x, linear.weight, linear.bias), atol=1e-5, rtol=1e-5)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
