@@ -291,3 +291,71 @@ def test_smollm2_knows_the_capital_of_france(smollm2):
     question = [{"role": "user", "content": "What is the capital of France?"}]
     assert "".join(lm.chat(question, max_tokens=24, temperature=0)) == "The capital of France is Paris."
     assert lm.stats.finish == "stop"
+
+
+# --- traces -------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def test_a_trace_has_the_tokens_of_the_text_and_the_decoders_logits(lm: LanguageModel):
+    trace = lm.trace("Héy")
+    assert trace.ids.tolist() == [[72, 195, 169, 121]]
+    assert trace.pieces == (("H", "\\xc3", "\\xa9", "y"),)
+    assert torch.equal(trace.tensor("head"), lm.decoder(trace.ids))
+    assert lm.trace([72, 195, 169, 121]).ids.equal(trace.ids)
+
+
+def test_messages_are_traced_as_chat_writes_them(lm: LanguageModel):
+    messages = [{"role": "user", "content": "<|end|>"}]
+    trace = lm.trace(messages, only="head")
+    assert trace.ids.tolist() == [lm.chat_ids(messages)]
+    assert list(trace.tensors) == ["head"]
+
+
+def test_a_traced_run_can_be_edited(lm: LanguageModel):
+    plain = lm.trace("abc")
+    edited = lm.trace("abc", patch={"blocks.1.hook_mlp_out": torch.zeros_like}, ablate=[(0, 5)], time=True)
+    assert edited.edited == {"layers.1.mlp.down", "layers.0.attn.mix"}
+    assert torch.equal(edited.tensor("layers.1.mlp_add"), edited.tensor("layers.1.attn_add"))
+    assert not torch.equal(edited.tensor("head"), plain.tensor("head"))
+    assert edited.step("layers.1.mlp.up").seconds is not None
+
+
+def test_nothing_of_a_model_is_changed_by_tracing_it(folder: Path):
+    for native in (False, True):
+        lm = load(folder, native=native)
+        modules = [type(module) for module in lm.decoder.modules()]
+        before = lm.complete("Once", max_tokens=12, temperature=0)
+        lm.trace("Once upon", patch={"layers.0.attn.scores": lambda x: 2 * x})
+        assert lm.complete("Once", max_tokens=12, temperature=0) == before
+        assert [type(module) for module in lm.decoder.modules()] == modules
+        assert not any(m._forward_hooks or m._forward_pre_hooks for m in lm.decoder.modules())
+
+
+@pytest.mark.parametrize(
+    ("prompt", "says"),
+    [
+        ("", "must be 1 to 128 tokens, found 0"),
+        ([], "must be 1 to 128 tokens, found 0"),
+        ("a" * 129, "must be 1 to 128 tokens, found 129"),
+        ([1, 272], "272 is no token id: 0 to 271"),
+        ([-1], "-1 is no token id"),
+        ([True], "True is no token id"),
+        ([2**70], f"{2**70} is no token id"),
+    ],
+)
+def test_what_cannot_be_traced_is_an_error_that_says_why(lm: LanguageModel, prompt, says: str):
+    with pytest.raises(RequestError, match=says):
+        lm.trace(prompt)
+
+
+def test_a_trace_that_does_not_fit_is_refused_before_it_is_made(
+    lm: LanguageModel, monkeypatch: pytest.MonkeyPatch
+):
+    needed = lm.trace_bytes(3)
+    assert needed == lm.trace("abc").bytes - 9  # who sees whom, of nine pairs
+    monkeypatch.setattr("openbook.weights.fit.available_bytes", lambda device: needed - 1)
+    with pytest.raises(WontFitError, match="a trace of 3 tokens needs"):
+        lm.trace("abc")
+    assert len(lm.trace("abc", only="head")) == 1
+    assert len(lm.trace("abc", force=True)) > 1

@@ -191,7 +191,8 @@ def _table(trace: Trace, unfolded: bool) -> Table:
     batch, tokens = trace.ids.shape
     of = f"{batch} × {tokens:,}" if batch > 1 else f"{tokens:,}"
     of += " token" if batch * tokens == 1 else " tokens"
-    title = f"Trace of {trace.model or 'a model'}: {of}, {len(trace)} steps, {trace.dtype}, {size}"
+    steps = f"{len(trace)} step{'s' * (len(trace) != 1)}"
+    title = f"Trace of {trace.model or 'a model'}: {of}, {steps}, {trace.dtype}, {size}"
     return Table(title, columns, tuple(rows), tuple(_notes(trace, unfolded)))
 
 
