@@ -1,0 +1,165 @@
+"""A real browser before a real server: `openbook explore` on a free port, Debian's Chromium without a window."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from urllib.parse import quote_plus
+
+import pytest
+import torch
+from gguf_models import noisy, tiny, vocabulary
+
+import openbook as ob
+from openbook.trace import Trace, record
+from openbook.weights.save_gguf import save_gguf
+
+FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-default-apps",
+    "--disable-sync",
+    "--no-first-run",
+)
+
+PROMPT = "the 龘 sh"
+"""Of the tiny model: some letters, and a Chinese character that lies over three tokens."""
+
+TEMPLATE = "{% for m in messages %}<|endoftext|>{{ m['role'] }}\n{{ m['content'] }}{% endfor %}<|endoftext|>assistant\n"
+
+
+def chromium() -> str | None:
+    return os.environ.get("OPENBOOK_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[object]:
+    path = chromium()
+    if path is None:
+        pytest.skip("no chromium here: apt-get install chromium, or name one in OPENBOOK_CHROMIUM")
+    sync = pytest.importorskip(
+        "playwright.sync_api", reason="the page's tests drive a browser with playwright"
+    )
+    with sync.sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=path, args=list(FLAGS))
+        yield browser
+        browser.close()
+
+
+@dataclass(frozen=True)
+class Server:
+    """Where it answers, and the model that it was started with."""
+
+    address: str
+    model: str
+
+    def url(self, view: str, run: str | None = None, lang: str = "en", **params: object) -> str:
+        """The address of a view, as the page itself writes it."""
+        asked = {"model": self.model} | ({"run": run} if run is not None else {}) | params
+        query = "&".join(f"{key}={quote_plus(str(value))}" for key, value in asked.items())
+        return f"{self.address}/?lang={lang}#/{view}?{query}"
+
+
+@contextmanager
+def serving(model: str) -> Iterator[Server]:
+    """`openbook explore MODEL` in a process of its own."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "openbook", "explore", model, "--no-browser", "--port", str(port)]
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+    try:
+        assert process.stdout is not None
+        found = re.match(r"(http://127\.0\.0\.1:\d+)/", process.stdout.readline())
+        if found is None:
+            process.kill()
+            raise AssertionError(f"no address from {command}: {process.communicate()[1]}")
+        yield Server(found[1], model)
+    finally:
+        process.terminate()
+        process.communicate(timeout=20)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random mixture of experts whose 6 query heads share 2 key/value heads, with a tokenizer and a
+    chat template."""
+    path = tmp_path_factory.mktemp("models") / "tiny.gguf"
+    save_gguf(noisy(tiny("llama")), path, "F32", vocabulary() | {"tokenizer.chat_template": TEMPLATE})
+    return path
+
+
+@pytest.fixture(scope="session")
+def tiny_trace(tiny_model: Path) -> Trace:
+    """Every step of the tiny model reading `PROMPT`, computed here."""
+    lm = ob.load(tiny_model)
+    assert lm.tokenizer is not None
+    return record(lm.decoder, torch.tensor([lm.tokenizer.encode(PROMPT)]))
+
+
+@pytest.fixture(scope="session")
+def tiny_server(browser: object, tiny_model: Path) -> Iterator[Server]:
+    with serving(str(tiny_model)) as server:
+        yield server
+
+
+@pytest.fixture
+def tiny_url(tiny_server: Server) -> Callable[..., str]:
+    """The address of a view of the tiny model's run of `PROMPT`."""
+    return partial(tiny_server.url, run=PROMPT)
+
+
+@pytest.fixture(scope="session")
+def smollm2_server(browser: object, smollm2: Path) -> Iterator[Server]:
+    with serving("smollm2-135m") as server:
+        yield server
+
+
+@pytest.fixture
+def open_page(browser) -> Iterator[Callable[..., object]]:
+    """Opens an address in a fresh window, and at the end holds that no page logged an error or asked a
+    stranger for anything. `expects` are patterns of messages that the test means to cause."""
+    contexts: list[object] = []
+    troubles: list[str] = []
+
+    def open_at(url: str, theme: str = "light", size: tuple[int, int] = (1280, 900), expects: str = "$^"):
+        context = browser.new_context(
+            viewport={"width": size[0], "height": size[1]},
+            color_scheme=theme,
+            reduced_motion="reduce",
+            accept_downloads=True,
+        )
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(60_000)
+        home = url.split("/?")[0]
+
+        def trouble(what: str) -> None:
+            if not re.search(expects, what):
+                troubles.append(what)
+
+        page.on("console", lambda message: message.type in ("error", "warning") and trouble(message.text))
+        page.on("pageerror", lambda error: trouble(str(error)))
+        page.on(
+            "request",
+            lambda request: request.url.startswith((home, "blob:", "data:")) or trouble(request.url),
+        )
+        page.goto(url)
+        return page
+
+    yield open_at
+    for context in contexts:
+        context.close()
+    assert not troubles, troubles
