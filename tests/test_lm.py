@@ -321,11 +321,15 @@ def test_a_traced_run_can_be_edited(lm: LanguageModel):
     assert edited.step("layers.1.mlp.up").seconds is not None
 
 
+@torch.no_grad()
 def test_nothing_of_a_model_is_changed_by_tracing_it(folder: Path):
     for native in (False, True):
         lm = load(folder, native=native)
         modules = [type(module) for module in lm.decoder.modules()]
         before = lm.complete("Once", max_tokens=12, temperature=0)
+        long = "Once upon a time there was a model, and nobody knew what it did."  # C takes over at 16 tokens
+        logits = lm.decoder(torch.tensor([lm.prompt_ids(long)]))
+        assert torch.equal(lm.trace(long).tensor("head"), logits)
         lm.trace("Once upon", patch={"layers.0.attn.scores": lambda x: 2 * x})
         assert lm.complete("Once", max_tokens=12, temperature=0) == before
         assert [type(module) for module in lm.decoder.modules()] == modules

@@ -209,7 +209,8 @@ class LanguageModel:
         batch = torch.tensor([ids], device=device)
         trace = record(self.decoder, batch, only=only, patch=patch, ablate=ablate, time=time)
         pieces = (tuple(self.tokenizer.pieces(ids)),) if self.tokenizer else ()
-        return replace(trace, pieces=pieces, model=self.spec.name)
+        # A trace that is kept must not keep the weights of a model that is no longer wanted.
+        return replace(trace, pieces=pieces, model=self.spec.name, parameters={})
 
     def trace_bytes(self, tokens: int, only: Selection = None) -> int:
         """Bytes of the trace of so many tokens, told before it is made."""

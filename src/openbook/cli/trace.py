@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -148,7 +149,7 @@ def _lines(trace: Trace, unfolded: bool) -> Iterator[_Line]:
         yield _Line(
             name=name,
             step=first,
-            statistics=Statistics.together((step.statistics, _count(step.shape)) for step in steps),
+            statistics=Statistics.together((step.statistics, math.prod(step.shape)) for step in steps),
             flops=sum(trace.rows[step.name].flops for step in steps),
             seconds=sum(measured) if measured else None,
         )
@@ -162,12 +163,6 @@ def _groups(trace: Trace, unfolded: bool) -> list[list[Step]]:
         key = step.name if alone else (trace.spec.layers[step.layer or 0], step.local, step.shape, step.dtype)
         groups.setdefault(key, []).append(step)
     return list(groups.values())
-
-
-def _count(shape: Iterable[int]) -> int:
-    from math import prod
-
-    return prod(shape)
 
 
 def _table(trace: Trace, unfolded: bool) -> Table:
@@ -204,6 +199,7 @@ def _notes(trace: Trace, unfolded: bool) -> Iterator[str]:
         yield f"Tokens: {' '.join(shown)}{' ...' * (len(trace.pieces[0]) > 20)}"
     fold = "" if unfolded else " A folded row has those of its layers together, and their FLOPs added up."
     yield f"Statistics are of the finite numbers: masked scores have -inf.{fold}"
+    yield "FLOPs: attention causal; elementwise work counts 0."
     if broken := [
         s.name for s in trace.steps if s.statistics.nan or (s.statistics.inf and s.local != "attn.masked")
     ]:

@@ -60,11 +60,11 @@ def logit_lens(
     last = _stream(trace, spec.n_layers - 1)[:, tokens]
     shape, last = last.shape[:2], last.flatten(0, 1)
     rows = max(1, budget // (4 * 4 * spec.vocab_size))  # four such tensors are held at the most
-    pieces = [
-        [_read(decoder, stream[at : at + rows], final, top) for stream in streams]
-        for at in range(0, len(last), rows)
-        for final in [_log_probs(decoder, last[at : at + rows])]
-    ]
+    pieces = []
+    for at in range(0, len(last), rows):
+        final = _log_probs(decoder, last[at : at + rows])
+        final, final_entropy = final.exp(), -torch.linalg.vecdot(final.exp(), final)
+        pieces.append([_read(decoder, x[at : at + rows], final, final_entropy, top) for x in streams])
 
     def joined(part: int) -> Tensor:
         whole = torch.cat([torch.stack([found[part] for found in piece]) for piece in pieces], dim=1)
@@ -73,12 +73,17 @@ def logit_lens(
     return LogitLens(chosen, joined(0), joined(1), joined(2), joined(3))
 
 
-def _read(decoder: Decoder, x: Tensor, final: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Likeliest ids, their probabilities, entropy, KL: of rows [n, D] of a stream."""
+def _read(
+    decoder: Decoder, x: Tensor, final: Tensor, final_entropy: Tensor, top: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Likeliest ids, their probabilities, entropy, KL: of rows [n, D] of a stream.
+
+    KL(final ‖ it) = Σ final · ln final - Σ final · ln it: products of rows, which need no table of their own.
+    """
     log_probs = _log_probs(decoder, x)
     likeliest = log_probs.topk(top, dim=-1)
-    kl = (final.exp() * (final - log_probs)).sum(-1).clamp(min=0)
-    entropy = -(log_probs.exp() * log_probs).sum(-1)
+    kl = (-final_entropy - torch.linalg.vecdot(final, log_probs)).clamp(min=0)
+    entropy = -torch.linalg.vecdot(log_probs.exp(), log_probs)
     return likeliest.indices, likeliest.values.exp(), entropy, kl
 
 
