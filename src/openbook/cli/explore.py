@@ -56,10 +56,11 @@ def run(
         from openbook.serve.app import make_app
         from openbook.serve.explorer import Explorer
     except ModuleNotFoundError as error:
-        if error.name not in ("starlette", "uvicorn"):
+        missing = (error.name or "").partition(".")[0]
+        if missing not in ("starlette", "uvicorn"):
             raise
         raise MissingExtraError(
-            f"the page needs {error.name}, which is not installed: pip install 'openbook[serve]'"
+            f"the page needs {missing}, which is not installed: pip install 'openbook[serve]'"
         ) from None
     import torch
 
@@ -113,15 +114,15 @@ def address_of(listening: socket.socket, model: str | None) -> str:
     return f"http://{HOST}:{listening.getsockname()[1]}/{place}"
 
 
-UNITS = {"": 1, "B": 1, **{f"{p}B": 1000**n for n, p in enumerate("kMGT", 1)}} | {
-    f"{p}iB": 1024**n for n, p in enumerate("KMGT", 1)
-}
+_SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?) ?(?:([kmgt])(i?))?b?", re.IGNORECASE)
 
 
 def size_in_bytes(text: str) -> int:
-    """ "2GiB" → 2147483648. Raises `UsageError`."""
-    found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?)\s*([kKMGT]?i?B?)", text.strip())
-    unit = found and next((n for name, n in UNITS.items() if name.lower() == found[2].lower()), None)
-    if not found or unit is None or float(found[1]) * unit < 1:
-        raise UsageError(f"--store {text!r} is no size: write it as 500MB or 2GiB")
-    return int(float(found[1]) * unit)
+    """Of "2GiB", 2 · 1024³; of "500MB", 500 · 1000². Raises `UsageError`."""
+    found = _SIZE.fullmatch(text.strip())
+    if found is not None:
+        power = "kmgt".index(found[2].lower()) + 1 if found[2] else 0
+        size = int(float(found[1]) * (1024 if found[3] else 1000) ** power)
+        if size > 0:
+            return size
+    raise UsageError(f"--store {text!r} is no size: write it as 500MB or 2GiB")

@@ -139,9 +139,9 @@ PROMPT: Keys = {
 
 
 def _head(name: str, value: Any) -> tuple[int, int]:
-    layer, head = ListOf(Integer(0, 100_000), 2)(name, value) if isinstance(value, list) else (None, None)
-    if layer is None or head is None:
+    if not isinstance(value, list) or len(value) != 2:
         raise RequestError(name, "must be [layer, head]")
+    layer, head = ListOf(Integer(0, 2**31 - 1), 2)(name, value)
     return layer, head
 
 
@@ -206,6 +206,7 @@ class Api:
 
     async def make_run(self, request: Request) -> Response:
         model = self.explorer.model(request.path_params["model"])
+        model.require_weights()
         given = await body(request, {**PROMPT, "ablate": Key(ListOf(_head, 10_000), [])})
         ablate = given.pop("ablate")
         prompt = await run_in_threadpool(self.explorer.prompt, model, **given)
@@ -305,6 +306,7 @@ class Api:
 
     async def cache(self, request: Request) -> Response:
         model = self.explorer.model(request.path_params["model"])
+        model.require_weights()
         given = await body(request, {**PROMPT, "tokens": Key(Integer(1, MOST_GENERATED), 16)})
         n = given.pop("tokens")
         prompt = await run_in_threadpool(self.explorer.prompt, model, **given)
@@ -358,6 +360,7 @@ class Api:
 
     def _taught(self, model: Model, text: str) -> list[int]:
         """The tokens of a text to be taught."""
+        model.require_weights()
         ids, _ = teaching.framed(model, text)
         most = min(teaching.LONGEST, model.spec.max_positions)
         if not 2 <= len(ids) <= most:

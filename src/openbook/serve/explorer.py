@@ -66,6 +66,13 @@ class Model:
     def has_weights(self) -> bool:
         return self.source.kind != "spec"
 
+    def require_weights(self) -> None:
+        """Raises `ApiError` for a model that is only described."""
+        if not self.has_weights:
+            raise ApiError(
+                422, "the model has no weights", "it is only described", "open a fetched model or a file"
+            )
+
     @property
     def max_chars(self) -> int:
         """Characters of a prompt that are looked at."""
@@ -263,10 +270,7 @@ class Explorer:
 
         Quantised weights are widened to fp32; every step runs in PyTorch.
         """
-        if not model.has_weights:
-            raise ApiError(
-                422, "the model has no weights", "it is only described", "open a fetched model or a file"
-            )
+        model.require_weights()
         if model.id in self._loaded:
             self._loaded.move_to_end(model.id)
             return self._loaded[model.id]

@@ -40,8 +40,13 @@ def query(request: Request, keys: Keys) -> dict[str, Any]:
     for name, value in request.query_params.multi_items():
         if name in given:
             raise RequestError(name[:40], "is given more than once")
-        given[name] = value
+        of = keys.get(name)
+        is_number = of is not None and isinstance(of.check, Integer) and _DIGITS.fullmatch(value)
+        given[name] = int(value) if is_number else value
     return _checked(given, keys)
+
+
+_DIGITS = re.compile(r"-?[0-9]{1,19}")
 
 
 async def body(request: Request, keys: Keys) -> dict[str, Any]:
@@ -77,14 +82,12 @@ def _checked(given: Mapping[str, Any], keys: Keys) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Integer:
-    """From `low` to `high`; in a query, its digits."""
+    """From `low` to `high`."""
 
     low: int
     high: int
 
     def __call__(self, name: str, value: Any) -> int:
-        if isinstance(value, str) and re.fullmatch(r"-?\d{1,19}", value):
-            value = int(value)
         if not isinstance(value, int) or isinstance(value, bool) or not self.low <= value <= self.high:
             raise RequestError(name, f"must be an integer from {self.low} to {self.high}")
         return value

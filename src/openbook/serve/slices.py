@@ -25,7 +25,7 @@ MAX_AXIS = 1024
 MAX_EXACT = 4096
 """Numbers that are sent as JSON at most."""
 
-_PART = re.compile(r"(\d{1,12})|(\d{1,12})?:(\d{1,12})?")
+_PART = re.compile(r"([0-9]{1,12})|([0-9]{1,12})?:([0-9]{1,12})?")
 
 Index = int | slice
 

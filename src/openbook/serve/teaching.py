@@ -165,7 +165,7 @@ def one_step(model: Model, decoder: Decoder, ids: Sequence[int], lr: float, opti
     return {
         "optimizer": optimizer,
         "lr": lr,
-        "loss": float(loss),
+        "loss": float(loss.detach()),
         "before": rows_of(model, ids, before),
         "after": rows_of(model, ids, after),
         "grads": grads,
