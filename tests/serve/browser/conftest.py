@@ -1,4 +1,4 @@
-"""A real browser before a real server: `openbook explore` on a free port, Debian's Chromium without a window."""
+"""A real browser before a real server: `openbook explore` on a free port, Chromium without a window."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ from urllib.parse import quote_plus
 
 import pytest
 import torch
-from gguf_models import noisy, tiny, vocabulary
 
-import openbook as ob
+from gguf_models import noisy, tiny, vocabulary
+from openbook.sources import resolve
+from openbook.text import Tokenizer
 from openbook.trace import Trace, record
+from openbook.weights.load import load_decoder
 from openbook.weights.save_gguf import save_gguf
 
 FLAGS = (
@@ -36,7 +38,10 @@ FLAGS = (
 PROMPT = "the 龘 sh"
 """Of the tiny model: some letters, and a Chinese character that lies over three tokens."""
 
-TEMPLATE = "{% for m in messages %}<|endoftext|>{{ m['role'] }}\n{{ m['content'] }}{% endfor %}<|endoftext|>assistant\n"
+TEMPLATE = (
+    "{% for m in messages %}<|endoftext|>{{ m['role'] }}\n{{ m['content'] }}{% endfor %}"
+    "<|endoftext|>assistant\n"
+)
 
 
 def chromium() -> str | None:
@@ -103,10 +108,10 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_trace(tiny_model: Path) -> Trace:
-    """Every step of the tiny model reading `PROMPT`, computed here."""
-    lm = ob.load(tiny_model)
-    assert lm.tokenizer is not None
-    return record(lm.decoder, torch.tensor([lm.tokenizer.encode(PROMPT)]))
+    """Every step of the tiny model reading `PROMPT`, computed here: in fp32, by PyTorch."""
+    tokenizer = Tokenizer.from_source(resolve(str(tiny_model)))
+    assert tokenizer is not None
+    return record(load_decoder(tiny_model, "fp32"), torch.tensor([tokenizer.encode(PROMPT)]))
 
 
 @pytest.fixture(scope="session")
@@ -144,7 +149,7 @@ def open_page(browser) -> Iterator[Callable[..., object]]:
         contexts.append(context)
         page = context.new_page()
         page.set_default_timeout(60_000)
-        home = url.split("/?")[0]
+        home = re.match(r"http://127\.0\.0\.1:\d+/", url)[0]
 
         def trouble(what: str) -> None:
             if not re.search(expects, what):

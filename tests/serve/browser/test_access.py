@@ -11,7 +11,7 @@ VIEWS = [
 ]  # fmt: skip
 FOUND = """async () => (await axe.run(document, {resultTypes: ['violations']})).violations
   .filter(({impact}) => ['serious', 'critical'].includes(impact))
-  .map(({id, nodes}) => ({id, at: nodes.slice(0, 4).map(({html, any}) => [html.slice(0, 160), any[0]?.message])}))"""
+  .map(({id, nodes}) => [id, ...nodes.map(({html, any}) => [html.slice(0, 99), any[0]?.message])])"""
 
 
 def open_view(page, url: str, view: str) -> None:

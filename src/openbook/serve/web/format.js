@@ -48,11 +48,11 @@ export function exact(value) {
 }
 
 /** 0.6214 → "62.1 %" */
-export function percent(value) {
+export function percent(value, most = 1) {
   const odd = unusual(value);
   if (odd) return odd;
   if (value > 0 && value < 0.0005) return `< ${formatted(0.1, "percent", { maximumFractionDigits: 1 })} %`;
-  const decimals = value >= 0.99995 || value === 0 ? 0 : 1;
+  const decimals = value >= 0.99995 || value === 0 ? 0 : most;
   return `${formatted(100 * value, `percent${decimals}`, { minimumFractionDigits: decimals, maximumFractionDigits: decimals })} %`;
 }
 

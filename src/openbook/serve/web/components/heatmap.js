@@ -6,7 +6,7 @@ import { colour, shade } from "../theme.js";
 import { Figure } from "./figure.js";
 import { colours, ends, isDark, stepOf } from "./scale.js";
 
-const LARGEST = 54; // px, a cell's side
+const [LARGE, LARGEST, SQUARE] = [54, 76, 440]; // px, a cell's side; small matrices have larger ones, up to SQUARE in all
 const TALLEST = 640; // px, all rows
 const NUMBERS = 42; // px: cells as wide as this have their number written in them
 const LABEL = 12; // px, a label's line
@@ -141,8 +141,9 @@ function layout(width, rows, cols, rowLabels, colLabels) {
   measure.font = FONT();
   const widest = (all) => Math.min(WIDEST_LABEL, Math.ceil(Math.max(...all.map((label) => measure.measureText(label.slice(0, 40)).width))));
   const left = Math.min(widest(rowLabels), Math.floor(width / 3)) + 8;
-  let cellWidth = Math.min(LARGEST, (width - left - 2) / cols);
-  let cellHeight = Math.min(LARGEST, TALLEST / rows, Math.max(cellWidth, Math.min(18, 420 / rows)));
+  const most = Math.min(LARGEST, Math.max(LARGE, SQUARE / Math.max(rows, cols)));
+  let cellWidth = Math.min(most, (width - left - 2) / cols);
+  let cellHeight = Math.min(most, TALLEST / rows, Math.max(cellWidth, Math.min(18, 420 / rows)));
   if (rows === cols) cellWidth = cellHeight = Math.min(cellWidth, cellHeight);
   const upright = widest(colLabels) > cellWidth - 4;
   const sparse = Math.ceil((upright ? LABEL + 2 : widest(colLabels) + 8) / cellWidth);
@@ -231,8 +232,8 @@ function draw(canvas, { width, height, left, over, cellWidth, cellHeight, uprigh
 
 /** In a cell there is room for few characters. */
 function short(value, format) {
-  const text = format === float ? float(value, 2) : format(value);
-  return text.replace(/^(−?)0(?=[.,])/, "$1");
+  const text = format(value);
+  return text.endsWith("%") ? text : float(value, 2).replace(/^(−?)0(?=[.,])/, "$1");
 }
 
 function fitted(context, text, room) {

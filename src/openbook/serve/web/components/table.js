@@ -1,8 +1,7 @@
 /** A table that can be sorted, walked through with the keyboard, and taken home. */
 import { html, useEffect, useMemo, useRef, useState } from "../html.js";
-import { byName } from "../format.js";
 import { t } from "../i18n.js";
-import { FigureTools } from "./tools.js";
+import { cell, FigureTools } from "./tools.js";
 
 const LONG = 120; // rows; beyond it only what is seen is drawn
 const ROW = 30.4; // px, a long table's row: 1.9rem
@@ -95,7 +94,7 @@ export function DataTable({ columns, rows, caption, name, height = 520, onRow, s
       aria-level=${tree ? line.level + 1 : undefined} aria-expanded=${tree && line.row.children ? String(line.unfolded) : undefined}
       onFocus=${() => setActive(index)} onClick=${(event) => { if (!event.target.closest("a, button")) onRow ? onRow(line.row, line.index) : line.row.children && turn(line.key); }}>
       ${columns.map((column, c) => html`<td key=${column.key} class=${right[c] ? "right number" : ""} style=${c === 0 && tree ? { paddingLeft: `${0.5 + 1.1 * line.level}rem` } : undefined}>
-        ${c === 0 && tree && (line.row.children?.length ? html`<button type="button" class="fold" tabindex="-1" aria-label=${t(line.unfolded ? "shell.fold" : "shell.unfold")} onClick=${() => turn(line.key)}>${line.unfolded ? "▾" : "▸"}</button>` : html`<span class="fold" aria-hidden="true">\u2003</span>`)}${shown(column, line.row)}</td>`)}
+        ${c === 0 && tree && (line.row.children?.length ? html`<button type="button" class="fold" tabindex="-1" aria-label=${t(line.unfolded ? "shell.fold" : "shell.unfold")} onClick=${() => turn(line.key)}>${line.unfolded ? "▾" : "▸"}</button>` : html`<span class="fold" aria-hidden="true">\u2003</span>`)}${cell(column, line.row)}</td>`)}
     </tr>`;
   });
   const gap = (rowsAway) => rowsAway > 0 && html`<tr class="spacer" aria-hidden="true"><td colspan=${columns.length} style=${{ height: `${rowsAway * ROW}px` }}></td></tr>`;
@@ -107,13 +106,6 @@ export function DataTable({ columns, rows, caption, name, height = 520, onRow, s
       </table>
     </div>
   </div>`;
-}
-
-function shown(column, row) {
-  const value = row[column.key];
-  if (typeof column.format === "string") return byName[column.format](value);
-  if (column.format) return column.format(value, row);
-  return typeof value === "number" ? byName[Number.isInteger(value) ? "int" : "float"](value) : value ?? "";
 }
 
 const numeric = (rows, key) => rows.some((row) => typeof row[key] === "number");

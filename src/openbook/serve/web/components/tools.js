@@ -50,11 +50,18 @@ function paintTable(title, { columns, rows }) {
   return canvas;
 }
 
-/** What a cell says, as text. */
-export function cellText(column, row) {
-  const value = row[column.key];
-  if (typeof column.format === "string") return byName[column.format](value);
-  const made = column.format?.(value, row) ?? value;
-  if (typeof made === "object" && made !== null) return String(value ?? "");
-  return typeof made === "number" ? byName.float(made) : String(made ?? "");
+const OURS = new Set(Object.values(byName));
+
+/** What a cell shows: text, a number's text, or html. @param {import("./table.js").Column} column */
+export function cell({ key, format }, row) {
+  const value = row[key];
+  if (typeof format === "string") return byName[format](value);
+  if (format) return OURS.has(format) ? format(value) : format(value, row);
+  return typeof value === "number" ? byName[Number.isInteger(value) ? "int" : "float"](value) : (value ?? "");
+}
+
+/** The same as text alone: where a cell shows html, its value. */
+function cellText(column, row) {
+  const shown = cell(column, row);
+  return typeof shown === "object" && shown !== null ? String(row[column.key] ?? "") : String(shown ?? "");
 }

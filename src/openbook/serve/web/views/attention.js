@@ -91,7 +91,7 @@ function AllHeads({ model, run, small, layer, head, choose, t }) {
   const all = rows();
   const sinks = all.filter((one) => one.sink > SINK).length;
   return html`<${Figure} kind="all-heads" testid="heads" title=${t("attention.all_heads")} name=${`${model.name}-attention`} table=${table} picture=${() => canvas.current}
-      sentence=${t("attention.sentence_sinks", { n: sinks, all: all.length, share: percent(SINK) })}>
+      sentence=${t("attention.sentence_sinks", { n: sinks, all: all.length, share: percent(SINK, 0) })}>
     <${Thumbnails} canvas=${canvas} run=${run} small=${small} layer=${layer} head=${head} choose=${choose} told=${told} t=${t} />
   </${Figure}>`;
 }
@@ -114,6 +114,12 @@ function Thumbnails({ canvas, run, small, layer, head, choose, told, t }) {
     place.current = arrange(width, run);
     paint(canvas.current, place.current, { run, small, layer, head, look, over });
   }, [width, run, small, layer, head, look, over]);
+  useEffect(() => {
+    if (!place.current) return;
+    const [top, { line }] = [OVER + layer * place.current.line, place.current];
+    const { scrollTop, clientHeight } = box.current;
+    if (top < scrollTop || top + line > scrollTop + clientHeight) box.current.scrollTop = top - clientHeight / 2;
+  }, [width, layer]);
   const at = (event) => {
     const bounds = canvas.current.getBoundingClientRect();
     const [x, y] = [event.clientX - bounds.left, event.clientY - bounds.top];
@@ -131,12 +137,12 @@ function Thumbnails({ canvas, run, small, layer, head, choose, told, t }) {
     event.stopPropagation();
     choose(...to);
   };
-  return html`<div class="canvas-box" ref=${box} role="application" aria-roledescription=${t("shell.heatmap_role")} tabindex="0" data-testid="heads-canvas"
+  return html`<output class="readout heads-readout number" aria-live="polite" data-testid="heads-readout">${told(...(over ?? [layer, head]))}</output>
+    <div class="canvas-box heads-box" ref=${box} role="application" aria-roledescription=${t("shell.heatmap_role")} tabindex="0" data-testid="heads-canvas"
       aria-label=${`${t("attention.all_heads")}. ${t("attention.all_heads_help")}`} onKeyDown=${keys}>
       <canvas ref=${canvas} aria-hidden="true" onPointerMove=${(e) => setOver((old) => { const next = at(e); return same(old, next) ? old : next; })} onPointerLeave=${() => setOver(null)} onClick=${(e) => { const one = at(e); if (one) choose(...one); }}></canvas>
     </div>
-    <output class="readout number" aria-live="polite" data-testid="heads-readout">${told(...(over ?? [layer, head]))}</output>
-    <ul class="marks"><li><i class="mark-group" aria-hidden="true"></i>${t("attention.mark_group")}</li><li><i class="mark-sink" aria-hidden="true"></i>${t("attention.mark_sink", { share: percent(SINK) })}</li><li><i class="mark-entropy" aria-hidden="true"></i>${t("attention.mark_entropy")}</li></ul>`;
+    <ul class="marks"><li><i class="mark-group" aria-hidden="true"></i>${t("attention.mark_group")}</li><li><i class="mark-sink" aria-hidden="true"></i>${t("attention.mark_sink", { share: percent(SINK, 0) })}</li><li><i class="mark-entropy" aria-hidden="true"></i>${t("attention.mark_entropy")}</li></ul>`;
 }
 
 const same = (a, b) => a === b || (a && b && a[0] === b[0] && a[1] === b[1]);
@@ -268,7 +274,7 @@ function Head({ model, run, small, layer, head, kind, query, value, setParams, t
   return html`
     <h2>${t("attention.head_of", { head, layer })}</h2>
     <${Facts} testid="head-facts" rows=${[
-      ...(small ? [[t("attention.entropy"), `${float(small.meta.entropy[layer][head], 3)} nats`, "head-entropy"], [t("attention.sink"), percent(small.meta.sink[layer][head]), "head-sink"]] : []),
+      ...(small ? [[t("attention.entropy"), t("attention.nats", { n: float(small.meta.entropy[layer][head], 3) }), "head-entropy"], [t("attention.sink"), percent(small.meta.sink[layer][head]), "head-sink"]] : []),
       [t("attention.kv_head"), `${groupOf(heads, head)}${sharing(heads, head) && ` (${t("attention.shared_with", { heads: sharing(heads, head) })})`}`, "head-group"],
       [t("attention.step"), html`<${StepLink} name=${`layers.${layer}.attn.${kind}`} />`],
     ]} />
