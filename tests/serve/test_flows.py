@@ -273,6 +273,8 @@ def test_runs_below_the_working_folder_are_found_and_followed(
             {"name": "runs/one", "state": "running", "step": 10, "steps": 40, "loss": 4.9},
             {"name": "far/away/from/here", "state": "done", "step": 2, "steps": 40, "loss": 4.98},
         ]
+        made = [row for row in good(client.get("/api/state"))["available"] if row["kind"] == "run"]
+        assert made == [{"name": "far/away/from/here", "kind": "run", "has_weights": True}]
         found = good(client.get("/api/training/runs/one"))
         assert [row["step"] for row in found["metrics"]] == [*range(1, 11), 10]
         assert found["metrics"][-1]["valid_loss"] == 4.5

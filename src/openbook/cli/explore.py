@@ -50,6 +50,10 @@ def run(
     Only this machine can reach it: it listens on 127.0.0.1.
     """
     limit = size_in_bytes(store)
+    if model is not None:
+        from openbook.sources import resolve
+
+        resolve(model)  # that it is not there is told before torch is loaded
     try:
         import uvicorn
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -39,6 +39,9 @@ from openbook.serve.requests import (
 )
 from openbook.serve.security import MAX_BODY, Guard
 from openbook.weights.fit import check_fit
+
+READERS = 4
+"""Threads that look into finished runs: each may have copies of a tensor's parts, and PyTorch's threads."""
 
 T = TypeVar("T")
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -153,13 +156,18 @@ class Api:
 
     def __init__(self, explorer: Explorer) -> None:
         self.explorer = explorer
+        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="reader")
+
+    async def _read(self, work: Callable[..., T], *args: Any, **named: Any) -> T:
+        """The result of work that needs no model's weights, done beside the worker's."""
+        return await asyncio.get_running_loop().run_in_executor(self._readers, partial(work, *args, **named))
 
     async def nothing(self, request: Request) -> Response:
         raise ApiError(404, "no such address", "the interface has nothing there", "see docs/explore.md")
 
     async def state(self, request: Request) -> Response:
         query(request, {})
-        return json_response(await run_in_threadpool(self.explorer.state))
+        return json_response(await self._read(self.explorer.state))
 
     # --- models ---
 
@@ -175,9 +183,7 @@ class Api:
     async def overview(self, request: Request) -> Response:
         model = self.explorer.model(request.path_params["model"])
         given = query(request, {"tokens": Key(Integer(1, books.MAX_TOKENS), 12)})
-        return json_response(
-            await run_in_threadpool(books.overview, model.spec, model.dtype, given["tokens"])
-        )
+        return json_response(await self._read(books.overview, model.spec, model.dtype, given["tokens"]))
 
     async def ledger(self, request: Request) -> Response:
         model = self.explorer.model(request.path_params["model"])
@@ -192,13 +198,13 @@ class Api:
                 "attention": Key(Choice(("causal", "half", "full")), "causal"),
             },
         )
-        return json_response(await run_in_threadpool(books.ledger, model.spec, **given))
+        return json_response(await self._read(books.ledger, model.spec, **given))
 
     async def tokens(self, request: Request) -> Response:
         model = self.explorer.model(request.path_params["model"])
         given = await body(request, PROMPT)
-        prompt = await run_in_threadpool(self.explorer.prompt, model, **given)
-        found = await run_in_threadpool(pieces, model.tokenizer, prompt.ids, prompt.origins)
+        prompt = await self._read(self.explorer.prompt, model, **given)
+        found = await self._read(pieces, model.tokenizer, prompt.ids, prompt.origins)
         n_bytes = len(prompt.text.encode("utf-8", "replace"))
         return json_response({"ids": prompt.ids, "pieces": found, "text": prompt.text, "n_bytes": n_bytes})
 
@@ -209,7 +215,7 @@ class Api:
         model.require_weights()
         given = await body(request, {**PROMPT, "ablate": Key(ListOf(_head, 10_000), [])})
         ablate = given.pop("ablate")
-        prompt = await run_in_threadpool(self.explorer.prompt, model, **given)
+        prompt = await self._read(self.explorer.prompt, model, **given)
         run = await finished(self.explorer.start_run(model, prompt, ablate))
         return await self._about(run)
 
@@ -218,7 +224,7 @@ class Api:
         return await self._about(self._run(request))
 
     async def _about(self, run: Run) -> Response:
-        return json_response(await run_in_threadpool(lambda: run.plain))
+        return json_response(await self._read(lambda: run.plain))
 
     async def remove_run(self, request: Request) -> Response:
         if not self.explorer.store.remove(request.path_params["run"]):
@@ -240,22 +246,20 @@ class Api:
                 "reduce": Key(Choice(("mean", "absmax", "none")), "mean"),
             },
         )
-        content, meta = await run_in_threadpool(
-            _binary, run, step, given["at"], given["max"], given["reduce"]
-        )
+        content, meta = await self._read(_binary, run, step, given["at"], given["max"], given["reduce"])
         return binary_response(content, meta)
 
     async def exact(self, request: Request) -> Response:
         run, step = self._run(request), request.path_params["step"]
         given = query(request, {"at": Key(Text(200), "")})
-        return json_response(await run_in_threadpool(_exact, run, step, given["at"]))
+        return json_response(await self._read(_exact, run, step, given["at"]))
 
     # --- what joins many tensors ---
 
     async def attention(self, request: Request) -> Response:
         run = self._run(request)
         given = query(request, {"size": Key(Integer(4, 64), 24)})
-        content, meta = await run_in_threadpool(
+        content, meta = await self._read(
             run.remembered, f"attention {given['size']}", lambda: inside.thumbnails(run, given["size"])
         )
         return binary_response(content, meta)
@@ -295,12 +299,12 @@ class Api:
             },
         )
         position, n = given.pop("position"), given.pop("n")
-        return json_response(await run_in_threadpool(next_token, run, position, SamplingParams(**given), n))
+        return json_response(await self._read(next_token, run, position, SamplingParams(**given), n))
 
     async def compare(self, request: Request) -> Response:
         given = await body(request, {"a": Required(Text(100)), "b": Required(Text(100))})
         a, b = self.explorer.run(given["a"]), self.explorer.run(given["b"])
-        return json_response(await run_in_threadpool(compare, a, b))
+        return json_response(await self._read(compare, a, b))
 
     # --- generation and training ---
 
@@ -309,7 +313,7 @@ class Api:
         model.require_weights()
         given = await body(request, {**PROMPT, "tokens": Key(Integer(1, MOST_GENERATED), 16)})
         n = given.pop("tokens")
-        prompt = await run_in_threadpool(self.explorer.prompt, model, **given)
+        prompt = await self._read(self.explorer.prompt, model, **given)
         decoding.check_room(model.spec, len(prompt.ids), n)
 
         def lines() -> Iterator[dict[str, Any]]:
@@ -323,9 +327,7 @@ class Api:
     async def cache_what_if(self, request: Request) -> Response:
         model = self.explorer.model(request.path_params["model"])
         given = query(request, {"tokens": Key(Integer(1, books.MAX_TOKENS), 4096)})
-        return json_response(
-            await run_in_threadpool(decoding.what_if, model.spec, model.dtype, given["tokens"])
-        )
+        return json_response(await self._read(decoding.what_if, model.spec, model.dtype, given["tokens"]))
 
     async def teaching(self, request: Request) -> Response:
         model = self.explorer.model(request.path_params["model"])
@@ -369,14 +371,12 @@ class Api:
 
     async def training(self, request: Request) -> Response:
         query(request, {})
-        return json_response({"runs": await run_in_threadpool(training.listing, self.explorer.folders)})
+        return json_response({"runs": await self._read(training.listing, self.explorer.folders)})
 
     async def training_run(self, request: Request) -> Response:
         given = query(request, {"after": Key(Integer(-1, 2**53), -1)})
         name = request.path_params["name"]
-        return json_response(
-            await run_in_threadpool(training.progress, self.explorer.folders, name, given["after"])
-        )
+        return json_response(await self._read(training.progress, self.explorer.folders, name, given["after"]))
 
 
 MOST_GENERATED = 256

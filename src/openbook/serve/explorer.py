@@ -20,7 +20,7 @@ from openbook import models
 from openbook.infer.sample import RequestError
 from openbook.ledger.table import human_bytes
 from openbook.lm import MISSING_TOKENIZER, LanguageModel
-from openbook.serve import books, formulas
+from openbook.serve import books, formulas, training
 from openbook.serve import pieces as pieces_of
 from openbook.serve.errors import ApiError
 from openbook.serve.pieces import Message, Prompt
@@ -404,7 +404,7 @@ class Explorer:
         return {
             "version": self.version,
             "models": [{"id": each.id, "name": each.name, "open": True} for each in self.models()],
-            "available": available(),
+            "available": available(self.folders),
             "store": {
                 "bytes": self.store.nbytes,
                 "limit": self.store.limit,
@@ -414,16 +414,15 @@ class Explorer:
         }
 
 
-def available() -> list[dict[str, Any]]:
-    """Models by name: those that are fetched or could be, and presets."""
-    fetched = {name: models.is_fetched(name) for name in models.MODELS}
+def available(folders: Sequence[str]) -> list[dict[str, Any]]:
+    """Models by name: those that are fetched, those that training runs have made, and presets."""
+    fetched = [name for name in models.MODELS if models.is_fetched(name)]
+    made = [name for name, folder in training.folders(folders).items() if (folder / training.MODEL).is_dir()]
+    described = [name for name in PRESETS if name not in fetched]
     return [
-        *({"name": name, "kind": "fetched", "has_weights": True} for name, here in fetched.items() if here),
-        *(
-            {"name": name, "kind": "preset", "has_weights": False}
-            for name in PRESETS
-            if not fetched.get(name)
-        ),
+        *({"name": name, "kind": "fetched", "has_weights": True} for name in fetched),
+        *({"name": name, "kind": "run", "has_weights": True} for name in made),
+        *({"name": name, "kind": "preset", "has_weights": False} for name in described),
     ]
 
 

@@ -103,30 +103,50 @@ def reduced(values: Tensor, longest: int, how: str) -> Reduced:
 _TOGETHER = 2**20
 """Numbers that are reduced together, unless a single row of blocks has more."""
 
-Reduction = Callable[[Tensor, Tensor], Tensor]
 
-
-def _reduce(rows: Tensor, height: int, width: int, reduction: Reduction) -> Tensor:
-    """[rows, columns] → [blocks of rows, blocks of columns]. What pads the last blocks is -∞, like what is
-    masked, and is left out as that is."""
+def _reduce(rows: Tensor, height: int, width: int, how: Reduction) -> Tensor:
+    """[rows, columns] → [blocks of rows, blocks of columns]."""
+    if rows.min() > -torch.inf:
+        return how.whole(rows[None], (height, width))[0]
+    # What pads the last blocks is -∞, like what is masked, and is left out as that is.
     rows = F.pad(rows, (0, -rows.shape[1] % width, 0, -rows.shape[0] % height), value=-torch.inf)
     blocks = rows.view(rows.shape[0] // height, height, -1, width).transpose(1, 2).flatten(2)
-    return reduction(blocks, blocks != -torch.inf)
+    return how.masked(blocks, blocks != -torch.inf)
 
 
-def _mean(blocks: Tensor, present: Tensor) -> Tensor:
+class Reduction(NamedTuple):
+    """A block becomes one number: of [1, rows, columns] without -∞, and of [..., numbers of a block] beside
+    which of them are present."""
+
+    whole: Callable[[Tensor, tuple[int, int]], Tensor]
+    masked: Callable[[Tensor, Tensor], Tensor]
+
+
+def _whole_mean(rows: Tensor, block: tuple[int, int]) -> Tensor:
+    return F.avg_pool2d(rows, block, ceil_mode=True, count_include_pad=False)
+
+
+def _masked_mean(blocks: Tensor, present: Tensor) -> Tensor:
     count = present.sum(-1)
     return (blocks.where(present, 0.0).sum(-1) / count).where(count > 0, -torch.inf)
 
 
-def _absmax(blocks: Tensor, present: Tensor) -> Tensor:
-    """The number that is furthest from 0, with its sign; NaN if there is one."""
+def _whole_absmax(rows: Tensor, block: tuple[int, int]) -> Tensor:
+    high, low = (F.max_pool2d(side, block, ceil_mode=True) for side in (rows, -rows))
+    return high.where(high >= low, -low)
+
+
+def _masked_absmax(blocks: Tensor, present: Tensor) -> Tensor:
     there = blocks.where(present, 0.0)
     found = there.gather(-1, there.abs().argmax(-1, keepdim=True)).squeeze(-1)
     return found.where(present.any(-1), -torch.inf)
 
 
-REDUCTIONS: dict[str, Reduction] = {"mean": _mean, "absmax": _absmax}
+REDUCTIONS = {
+    "mean": Reduction(_whole_mean, _masked_mean),
+    "absmax": Reduction(_whole_absmax, _masked_absmax),
+}
+"""`absmax` is the number that is furthest from 0, with its sign. NaN in a block shows in either."""
 
 
 def limits(values: Tensor) -> tuple[float | None, float | None]:
