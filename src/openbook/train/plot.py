@@ -49,7 +49,7 @@ def _figure(title: str, steps: Sequence[dict[str, Any]], evaluated: Sequence[dic
     if evaluated:
         _add_held_out(axes, evaluated)
     tokens = sum(record["tokens"] for record in steps)
-    axes.set_title(title, loc="left", fontsize=12, fontweight="bold", pad=10)
+    axes.set_title(title, loc="left", fontsize=12, fontweight="bold", pad=10, parse_math=False)
     axes.set_title(f"{x[-1]:,} steps, {tokens:,} tokens", loc="right", fontsize=9, color=_GREY, pad=10)
     return figure
 
