@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-import gguf_models
 import pytest
 import torch
-from page import cells, data, number
 
+import gguf_models
 import openbook as ob
 from openbook.trace import record
 from openbook.weights.save_gguf import save_gguf
+from page import cells, data, number
 
 HEADS = [(1, 3), (2, 0)]
 
@@ -68,10 +68,10 @@ def test_ablated_heads_change_the_next_token_as_in_python(tiny_url, open_page, l
 def test_two_prompts_may_have_different_lengths(tiny_url, open_page, lm, tiny_trace, vocabulary):
     page = open_page(tiny_url("compare", what="prompt"))
     page.wait_for_selector("[data-testid=compare-empty]")
-    page.fill("[data-testid=compare-prompt]", "the red sea")
+    page.fill("[data-testid=compare-prompt]", "the red sea and the shore")
     page.keyboard.press("Enter")
     page.wait_for_selector("[data-testid=pieces-b]")
-    other = record(lm.decoder, torch.tensor([lm.tokenizer.encode("the red sea")]))
+    other = record(lm.decoder, torch.tensor([lm.tokenizer.encode("the red sea and the shore")]))
     same_distributions(page, log_probs(tiny_trace, vocabulary), log_probs(other, vocabulary))
     assert page.is_visible("[data-testid=compare-shapes]")
 
@@ -102,7 +102,7 @@ def test_a_run_beside_itself_differs_nowhere(tiny_url, open_page):
 
 
 def test_a_checkpoint_that_is_not_there_is_told_in_place(tiny_url, open_page):
-    page = open_page(tiny_url("compare", what="model", **{"other": "nowhere"}), expects="404|400|422")
+    page = open_page(tiny_url("compare", what="model"), expects="404|400|422")
     page.wait_for_selector("[data-testid=compare-empty]")
     page.fill("[data-testid=compare-path]", "/no/such/<img src=x>.gguf")
     page.keyboard.press("Enter")

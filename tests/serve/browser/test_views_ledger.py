@@ -1,10 +1,10 @@
 """The ledger in the page: its rows, folded and open, and its totals are the Python ledger's."""
 
 import pytest
-from page import cells, number
 
 import openbook as ob
 from openbook.ledger import Ledger, Workload
+from page import cells, number
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def test_the_tree_holds_every_row_once_and_in_total_what_the_ledger_says(tiny_se
              const { models } = await (await fetch("/api/state")).json();
              const query = "mode=train&tokens=7";
              const book = await (await fetch(`/api/models/${models[0].id}/ledger?${query}`)).json();
-             const leaves = (rows) => rows.flatMap((row) => (row.children ? leaves(row.children) : [row.name]));
+             const leaves = (rows) => rows.flatMap((row) => (row.children ? leaves(row.children) : row.name));
              const steps = folded(book.steps, ["flops"], (row) => `${row.shape} ${row.flops}`);
              const tensors = folded(book.tensors, ["params"], (row) => String(row.shape));
              return [leaves(steps), total(steps, "flops"), leaves(tensors), total(tensors, "params")];
@@ -81,9 +81,7 @@ def test_another_model_stands_beside_it(tiny_server, open_page, book):
     gpt2 = Ledger(ob.spec("gpt2"), "fp32")
     assert [number(cell) for cell in row[1:3]] == [book.params.total, gpt2.params.total]
     layers = next(row for row in cells(page, "tensors") if "layers" in row[0])
-    mine, theirs = (
-        sum(row.count for row in each.tensors if row.layer is not None) for each in (book, gpt2)
-    )
+    mine, theirs = (sum(row.count for row in each.tensors if row.layer is not None) for each in (book, gpt2))
     assert [number(layers[2]), number(layers[3])] == [mine, theirs]
 
 

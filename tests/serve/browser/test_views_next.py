@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from page import data, number
 
 import openbook as ob
 from openbook.infer import sample
 from openbook.infer.sample import Sampler, SamplingParams, distribution
+from page import data, number
 
 SETTINGS = {"temperature": 1.35, "top_k": 9, "top_p": 0.9, "min_p": 0.05}
 POSITION = 3

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from page import cells, data, number, spelled
 
 import openbook as ob
 from openbook.trace import logit_lens, update_norms
 from openbook.trace.flow import last_of_layer
+from page import cells, data, number, spelled
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,8 @@ def test_the_row_from_which_a_token_stays_on_top_is_told(tiny_url, open_page):
     rows = page.evaluate(
         """import("./views/residual.js").then(({ settledAt }) => {
              const top = (ids) => ids.map((id) => [{ id }]);
-             return [[1, 2, 3, 3], [3, 1, 3, 3], [1, 2, 3, 4], [5, 5, 5, 5]].map((ids) => settledAt(top(ids), 0));
+             const rows = [[1, 2, 3, 3], [3, 1, 3, 3], [1, 2, 3, 4], [5, 5, 5, 5]];
+             return rows.map((ids) => settledAt(top(ids), 0));
            })"""
     )
     assert rows == [2, 2, 3, 0]

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from page import cells, in_thread, number, spelled
 
 import openbook as ob
 from openbook.ledger import Ledger, Workload
 from openbook.serve.explorer import Explorer
+from page import cells, in_thread, number, spelled
 
 TEXT = "the red sea 龘 the old sea"
 LR = 0.02
@@ -67,8 +67,9 @@ def test_generation_stands_beside_it_with_the_ledgers_flops(tiny_server, open_pa
 def test_a_row_shows_what_the_mask_lets_it_see(tiny_server, open_page, ids):
     page = open_page(tiny_server.url("teaching", text=TEXT))
     page.focus("[data-testid=train-rows-row]")
-    for _ in range(3):
+    for row in (1, 2, 3):
         page.keyboard.press("ArrowDown")
+        page.wait_for_selector(f"[data-testid=train-rows-row][data-at='{row}']:focus")
     page.keyboard.press("Enter")
     page.wait_for_selector("[data-testid=mask] li:nth-child(4).on")
     hidden = page.eval_on_selector_all("[data-testid=mask] .hidden-token", "all => all.length")
@@ -83,6 +84,7 @@ def test_one_step_of_adamw_is_pytorchs(tiny_server, open_page, lm, ids):
     learner = copy.deepcopy(lm.decoder).requires_grad_(True)
     before = losses(learner, ids)
     before.mean().backward()
+    before = before.detach()
     gradient = {name: float(p.grad.norm()) for name, p in learner.named_parameters() if p.grad is not None}
     torch.optim.AdamW(learner.parameters(), LR, weight_decay=0.0).step()
     with torch.no_grad():
@@ -105,10 +107,8 @@ def test_the_loss_of_a_run_folder_is_drawn_and_followed(open_page, tmp_path: Pat
     with in_thread(Explorer(10_000_000, [str(tmp_path / "runs")])) as address:
         page = open_page(f"{address}/?lang=en#/teaching")
         page.wait_for_selector("[data-testid=live-run] option:nth-child(2)", state="attached")
-        (name,) = [
-            name for name in page.eval_on_selector_all("[data-testid=live-run] option", "o => o.map(x => x.text)")
-            if name.endswith("<b>bold")
-        ]
+        names = page.eval_on_selector_all("[data-testid=live-run] option", "o => o.map(x => x.text)")
+        (name,) = [name for name in names if name.endswith("<b>bold")]
         page.select_option("[data-testid=live-run]", label=name)
         page.wait_for_selector("[data-testid=live-state]:has-text('step 10 of 40')")
         with metrics.open("a") as file:

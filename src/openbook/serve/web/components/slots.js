@@ -1,5 +1,5 @@
 /** The KV cache as a picture: a row for each kind of layer, a cell for each slot, a stripe in it for each key/value head. */
-import { html, useEffect, useRef } from "../html.js";
+import { html, useLayoutEffect, useRef } from "../html.js";
 import { colour, shade } from "../theme.js";
 import { font, paper } from "./paper.js";
 import { FigureTools } from "./tools.js";
@@ -32,7 +32,7 @@ export function slotsAfter(slots, length, fresh, prompt) {
 export function Slots({ caption, legend, sentence, name, testid = "slots", ...what }) {
   const canvas = useRef(null);
   const shown = shade.value; // drawn again when the colours change
-  useEffect(() => {
+  useLayoutEffect(() => {
     const draw = () => paint(canvas.current, what);
     draw();
     const watch = new ResizeObserver(draw);

@@ -89,8 +89,8 @@ function Heads({ run, p, setParams, t }) {
     <${Choice} label=${t("compare.head.head")} value=${at} most=${0} options=${numbers(here.n_heads)} onChange=${setHead} testid="compare-head" />
     <${Button} disabled=${isChosen} onClick=${() => setParams({ heads: headsText([...chosen, [layer, at]]) })} testid="compare-add">${t("compare.head.add")}<//>
     <ul class="chips" aria-label=${t("compare.head.list")}>
-      ${chosen.map(([l, h]) => html`<li key="${l}.${h}"><${Button} kind="quiet" label=${t("compare.head.remove", { layer: l, head: h })} testid="compare-remove-${l}-${h}"
-        onClick=${() => setParams({ heads: headsText(chosen.filter(([a, b]) => a !== l || b !== h)) || "none" })}>${l}.${h} ×<//></li>`)}
+      ${chosen.map(([l, h]) => html`<li key="${l}.${h}"><${Button} kind="quiet" label=${t("compare.head.remove", { name: `${l}.${h}`, layer: l, head: h })} testid="compare-remove-${l}-${h}"
+        onClick=${() => setParams({ heads: headsText(chosen.filter(([a, b]) => a !== l || b !== h)) || "none" })}>${l}.${h} <span aria-hidden="true">×</span><//></li>`)}
     </ul>`;
 }
 

@@ -15,6 +15,7 @@ export const needs = null;
 const EXAMPLE = "这 是 最好的 时代 这 是 最坏的 时代";
 export const defaults = { text: EXAMPLE, row: 0, lr: 0.001, training: "" };
 
+const OPTIMIZERS = { adamw: "AdamW", sgd: "SGD" };
 const POLL = 2000; // milliseconds between two looks at a run that goes on
 
 /** The mean of the losses, as the model's training takes it. */
@@ -161,7 +162,7 @@ function Outcome({ found, lr, t }) {
   ];
   const memory = Object.entries(found.memory).map(([name, value]) => ({ key: name, name: t(`teaching.memory.${name}`), bytes: value }));
   return html`
-    <p class="sentence" role="status" data-testid="optimizer-sentence">${t("teaching.step.sentence", { lr: exact(lr), before: float(meanLoss(found.before)), after: float(meanLoss(found.after)), up, rows: rows.length })}</p>
+    <p class="sentence" role="status" data-testid="optimizer-sentence">${t("teaching.step.sentence", { optimizer: OPTIMIZERS[found.optimizer] ?? found.optimizer, lr: exact(lr), before: float(meanLoss(found.before)), after: float(meanLoss(found.after)), up, rows: rows.length })}</p>
     <${DataTable} columns=${columns} rows=${rows} caption=${t("teaching.step.table")} name="optimizer-step" testid="optimizer-rows" />
     <${DataTable} columns=${grads} rows=${found.grads.map((row) => ({ ...row, key: row.name }))} caption=${t("teaching.grads.caption")} name="gradients" testid="optimizer-grads" height=${420} />
     <${DataTable} columns=${[{ key: "name", label: t("teaching.memory.name"), align: "left" }, { key: "bytes", label: t("teaching.memory.bytes"), format: "bytes", align: "right" }]}
