@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,15 @@ def test_a_saved_trace_is_shown_as_it_was_made(run, folder: Path):
     )
     trace = load_model(folder / "tiny").trace("abcd")
     assert torch.equal(load(folder / "run.obt").tensor("head"), trace.tensor("head"))
+
+
+def test_names_in_a_strangers_file_do_not_reach_the_terminal_as_they_are(run, folder: Path):
+    trace = load_model(folder / "tiny").trace("abc", only="head")
+    replace(trace, model="\x1b[2Jtiny\n", pieces=(("\x1b[31m", "\r", "c"),)).save(folder / "odd.obt")
+    done = run("odd.obt")
+    assert done.code == 0
+    assert done.out.replace("\n", "").isprintable()
+    assert "Trace of \\x1b[2Jtiny\\n: 3 tokens" in done.out
 
 
 # --- what is refused ----------------------------------------------------------------------------

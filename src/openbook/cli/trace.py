@@ -166,6 +166,7 @@ def _groups(trace: Trace, unfolded: bool) -> list[list[Step]]:
 
 
 def _table(trace: Trace, unfolded: bool) -> Table:
+    from openbook.files.errors import printable
     from openbook.ledger.table import Column, Table, human_bytes
 
     lines = list(_lines(trace, unfolded))
@@ -182,12 +183,12 @@ def _table(trace: Trace, unfolded: bool) -> Table:
         ms = "" if line.seconds is None else f"{1000 * line.seconds:.2f}"
         row = (line.name, " ".join(step.axes), step.shape, step.dtype, *numbers, line.flops)
         rows.append((*row, ms) if timed else row)
-    size = human_bytes(trace.bytes)
+    size, name = human_bytes(trace.bytes), printable(trace.model, 80) or "a model"
     batch, tokens = trace.ids.shape
     of = f"{batch} × {tokens:,}" if batch > 1 else f"{tokens:,}"
     of += " token" if batch * tokens == 1 else " tokens"
     steps = f"{len(trace)} step{'s' * (len(trace) != 1)}"
-    title = f"Trace of {trace.model or 'a model'}: {of}, {steps}, {trace.dtype}, {size}"
+    title = f"Trace of {name}: {of}, {steps}, {trace.dtype}, {size}"
     return Table(title, columns, tuple(rows), tuple(_notes(trace, unfolded)))
 
 

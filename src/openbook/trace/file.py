@@ -123,11 +123,16 @@ def read(path: Path) -> dict[str, Any]:
     ids, positions = (_integers(stored, name, "B T") for name in (_IDS, _POSITIONS))
     if not ids.numel() or positions.shape != ids.shape:
         _fail(path, _POSITIONS, "the shape", list(positions.shape), "that of the ids, and not empty")
+    if not bool(((ids >= 0) & (ids < spec.vocab_size)).all()):
+        _fail(path, _IDS, "an id", "no token of the model's", f"0 to {spec.vocab_size - 1}")
     rows = _rows(path, spec, about, ids)
     beside = {_IDS, _POSITIONS, *(f"{of}{i}" for of in (_KEYS, _EXPERTS) for i in range(spec.n_layers))}
     for name, tensor in stored.tensors.items():
         if name not in beside:
             _check_step(path, spec, tensor, stored.tensors, rows.get(name))
+    for key in ("edited", "seconds", "statistics"):
+        if unknown := [name for name in about[key] if name not in rows]:
+            _fail(path, f"trace, {key}", "a name", repr(unknown[0]), "a step of this model")
     kept = [name for name in rows if name in stored.tensors]
     _check_pieces(path, about["pieces"], ids)
     return {

@@ -111,7 +111,8 @@ class Clock:
 
 
 class Recorder:
-    """The tensors of one run by step, in the shapes of the ledger's rows. Only those in `wanted` are kept."""
+    """The tensors of one run by step, in the shapes of the ledger's rows. Only those in `wanted` are kept;
+    something has to be done for those in `watched`."""
 
     def __init__(
         self,
@@ -123,16 +124,12 @@ class Recorder:
         self.rows = {row.name: row for row in rows}
         self.wanted = {name for name in self.rows if only is None or only(name)}
         self.edits = edits or {}
+        self.watched = self.wanted | self.edits.keys()
         self.clock = clock
         self.tensors: dict[str, Tensor] = {}
         self.masked: dict[str, Masked] = {}
         self.choices: dict[str, Tensor] = {}
         self._triangles: dict[tuple[int, int], Tensor] = {}
-
-    @property
-    def watched(self) -> set[str]:
-        """The steps for which something has to be done."""
-        return self.wanted | self.edits.keys()
 
     def keep(self, name: str, x: Tensor) -> Tensor:
         """Keeps the step's output; returns it, or what it has been edited to, arranged as it came."""
