@@ -34,7 +34,12 @@ const textParts = () => ["shell", ...loaded.keys()];
 
 function Rail() {
   const { view } = route.value;
-  return html`<nav class="rail" aria-label=${t("shell.views")}>
+  const rail = useRef(null);
+  useEffect(() => {
+    const current = rail.current.querySelector("[aria-current]");
+    if (current) rail.current.scrollLeft = current.offsetLeft - rail.current.clientWidth / 3;
+  }, [view, language.value]);
+  return html`<nav class="rail" ref=${rail} aria-label=${t("shell.views")}>
     <ol>
       ${VIEWS.map((id, i) => html`<li key=${id}>
         <a href=${linkTo(id)} class=${id === view ? "on" : ""} aria-current=${id === view ? "page" : undefined} data-testid="rail-${id}">
@@ -199,7 +204,6 @@ function App() {
 /** Keys that work wherever no field has the focus. */
 function shortcuts(event) {
   if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented || dialog.peek()) return;
-  if (event.target.closest?.("input:not([type=radio], [type=checkbox], [type=range]), textarea, select, [role=application]") && !/^\?$/.test(event.key)) return;
   if (event.target.closest?.("input:not([type=radio], [type=checkbox], [type=range]), textarea")) return;
   const digit = /^[0-9]$/.test(event.key) ? (Number(event.key) + 9) % 10 : -1;
   if (digit >= 0) go({ view: VIEWS[digit], params: {} });

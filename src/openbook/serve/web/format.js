@@ -72,8 +72,8 @@ function scaled(value, base, units) {
 /** 4718592 → "4.5 MiB" */
 export const bytes = (value) => scaled(value, 1024, ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"]);
 
-/** 1.35e8 → "135 M" */
-export const count = (value) => scaled(value, 1000, ["", "K", "M", "G", "T", "P", "E"]);
+/** 1.35e8 → "135 M"; B is 10⁹, T 10¹² */
+export const count = (value) => scaled(value, 1000, ["", "K", "M", "B", "T"]);
 
 /** 2.9e9 → "2.9 GFLOP" */
 export const flops = (value) => scaled(value, 1000, ["FLOP", "KFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP"]);

@@ -133,13 +133,17 @@ function tableRows(data, rows, cols, rowLabels, colLabels) {
   return Array.from({ length: rows }, (_, r) => Object.fromEntries([["row", label(rowLabels, r)], ...Array.from({ length: cols }, (_, c) => [`c${c}`, data[r * cols + c]])]));
 }
 
+/** An index, or the first and the last one of a block; of a block the first is written. */
+const NUMBER = /^\d+(–\d+)?$/;
+const written = (label) => (NUMBER.test(label) ? label.split("–")[0] : label.slice(0, 40));
+
 const FONT = () => `12px ${colour("--sans") || "sans-serif"}`;
 const measure = document.createElement("canvas").getContext("2d");
 
 /** Where everything goes, for a width in px. */
 function layout(width, rows, cols, rowLabels, colLabels) {
   measure.font = FONT();
-  const widest = (all) => Math.min(WIDEST_LABEL, Math.ceil(Math.max(...all.map((label) => measure.measureText(label.slice(0, 40)).width))));
+  const widest = (all) => Math.min(WIDEST_LABEL, Math.ceil(Math.max(...all.map((label) => measure.measureText(written(label)).width))));
   const left = Math.min(widest(rowLabels), Math.floor(width / 3)) + 8;
   const most = Math.min(LARGEST, Math.max(LARGE, SQUARE / Math.max(rows, cols)));
   let cellWidth = Math.min(most, (width - left - 2) / cols);
@@ -147,7 +151,7 @@ function layout(width, rows, cols, rowLabels, colLabels) {
   if (rows === cols) cellWidth = cellHeight = Math.min(cellWidth, cellHeight);
   const upright = widest(colLabels) > cellWidth - 4;
   const sparse = Math.ceil((upright ? LABEL + 2 : widest(colLabels) + 8) / cellWidth);
-  const numbered = colLabels.every((label, i) => label === String(i));
+  const numbered = colLabels.every((label) => NUMBER.test(label));
   const over = (upright && !(numbered && sparse > 1) ? widest(colLabels) : LABEL) + 8;
   return { width, left, over, cellWidth, cellHeight, upright: upright && !(numbered && sparse > 1), height: Math.ceil(over + rows * cellHeight + 2), numbered };
 }
@@ -202,9 +206,9 @@ function draw(canvas, { width, height, left, over, cellWidth, cellHeight, uprigh
 
   context.fillStyle = colour("--muted");
   context.textAlign = "right";
-  const everyRow = Math.ceil(LABEL / cellHeight);
-  for (let r = 0; r < rows; r += everyRow) context.fillText(fitted(context, rowLabels[r], left - 8), left - 6, over + (r + 0.5) * cellHeight);
-  const room = upright ? LABEL + 1 : Math.max(...colLabels.map((label) => context.measureText(label.slice(0, 40)).width)) + 6;
+  const everyRow = Math.ceil((cellHeight < LABEL ? 2 * LABEL : LABEL) / cellHeight);
+  for (let r = 0; r < rows; r += everyRow) context.fillText(fitted(context, written(rowLabels[r]), left - 8), left - 6, over + (r + 0.5) * cellHeight);
+  const room = upright ? LABEL + 1 : Math.max(...colLabels.map((label) => context.measureText(written(label)).width)) + 10;
   const everyCol = Math.ceil(room / cellWidth);
   for (let c = 0; c < cols; c += everyCol) {
     context.save();
@@ -212,7 +216,7 @@ function draw(canvas, { width, height, left, over, cellWidth, cellHeight, uprigh
     if (upright) context.rotate(-Math.PI / 2);
     context.textAlign = upright ? "left" : "center";
     if (!upright) context.textBaseline = "alphabetic";
-    context.fillText(fitted(context, colLabels[c], upright ? over - 6 : room), 0, 0);
+    context.fillText(fitted(context, written(colLabels[c]), upright ? over - 6 : room), 0, 0);
     context.restore();
   }
 
@@ -238,7 +242,7 @@ function short(value, format) {
 
 function fitted(context, text, room) {
   if (context.measureText(text).width <= room) return text;
-  let cut = text.slice(0, 40);
+  let cut = text;
   while (cut.length > 1 && context.measureText(`${cut}…`).width > room) cut = cut.slice(0, -1);
   return `${cut}…`;
 }

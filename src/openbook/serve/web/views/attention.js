@@ -2,7 +2,7 @@
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "../html.js";
 import { api, tensorSlice } from "../api.js";
 import { Bars } from "../components/chart.js";
-import { Button, Choice } from "../components/controls.js";
+import { Button, Choice, NumberField } from "../components/controls.js";
 import { Facts, Loading, StepLink, useAsync, ViewFrame } from "../components/frame.js";
 import { Figure } from "../components/figure.js";
 import { Heatmap } from "../components/heatmap.js";
@@ -20,7 +20,9 @@ export const defaults = { layer: 0, head: 0, kind: "probs", query: -1 };
 const THUMBNAIL = 24; // queries and keys in a small picture
 const KINDS = ["scores", "masked", "probs"];
 const SINK = 0.5; // a head that gives so much to the first token is marked
-const FEW = 256;
+const [FEW, MANY] = [256, 1024]; // numbers along an axis of the picture, and of one row
+const CHIPS = 512; // tokens that are shown to choose from
+const TOP = 10; // tokens that a token reads most
 
 export function View({ model, run, params, setParams, t }) {
   const { value: small } = useAsync((signal) => api.binary(`/api/runs/${run.id}/attention?size=${THUMBNAIL}`, signal), [run.id]);
@@ -237,40 +239,43 @@ function paint(canvas, { width, height, side, line, columns }, { run, small, lay
 }
 
 function OneHead({ model, run, small, layer, head, kind, query, setParams, t }) {
-  const name = `layers.${layer}.attn.${kind}`;
-  const at = `0,${head},:,:`;
+  const tokens = run.ids.length;
+  const asked = query < 0 ? tokens - 1 : Math.min(query, tokens - 1);
+  const get = (l, h) => tensorSlice(run, `layers.${l}.attn.${kind}`, { at: `0,${h},:,:`, max: FEW, reduce: "absmax" });
   const probs = `layers.${layer}.attn.probs`;
   const { value, fresh } = useAsync(
-    () => Promise.all([tensorSlice(run, name, { at, max: FEW }), tensorSlice(run, probs, { at, max: FEW })]).then(([shown, shares]) => ({ shown, shares })),
-    [run.id, name, at],
+    () => Promise.all([get(layer, head), tensorSlice(run, probs, { at: `0,${head},:,:`, max: FEW }), tensorSlice(run, probs, { at: `0,${head},${asked},:`, max: MANY })])
+      .then(([shown, shares, row]) => ({ shown, shares, row, query: asked })),
+    [run.id, layer, head, kind, asked],
   );
   useEffect(() => {
     if (!fresh) return;
     const beside = [[layer, head + 1], [layer, head - 1], [layer + 1, head], [layer - 1, head]];
-    for (const [l, h] of beside) if (l >= 0 && l < run.n_layers && h >= 0 && h < run.heads[l].n_heads) tensorSlice(run, `layers.${l}.attn.${kind}`, { at: `0,${h},:,:`, max: FEW }).catch(() => {});
-  }, [fresh, name, at]);
+    for (const [l, h] of beside) if (l >= 0 && l < run.n_layers && h >= 0 && h < run.heads[l].n_heads) get(l, h).catch(() => {});
+  }, [fresh, layer, head, kind]);
   if (!value) return html`<${Loading} />`;
   return html`<div class="one-head ${fresh ? "" : "stale"}" data-testid="one-head" data-head=${`${layer}.${head}.${kind}`} data-fresh=${String(fresh)}>
-    <${Head} model=${model} run=${run} small=${small} layer=${layer} head=${head} kind=${kind} query=${query} value=${value} setParams=${setParams} t=${t} />
+    <${Head} model=${model} run=${run} small=${small} layer=${layer} head=${head} kind=${kind} value=${value} setParams=${setParams} t=${t} />
   </div>`;
 }
 
-function Head({ model, run, small, layer, head, kind, query, value, setParams, t }) {
-  const { shown, shares } = value;
+function Head({ model, run, small, layer, head, kind, value, setParams, t }) {
+  const { shown, shares, row, query } = value;
   const [rows, cols] = shown.shape;
   const [rowBlock, colBlock] = shown.block;
   const label = (block, size) => Array.from({ length: size }, (_, i) => (block > 1 ? `${i * block}–${(i + 1) * block - 1}` : pieceLabel(run.pieces[i])));
   const rowLabels = useMemo(() => label(rowBlock, rows), [run, rowBlock, rows]);
   const colLabels = useMemo(() => label(colBlock, cols), [run, colBlock, cols]);
   const heads = run.heads[layer];
-  const chosen = Math.min(query < 0 ? rows - 1 : Math.floor(query / rowBlock), rows - 1);
+  const chosen = Math.floor(query / rowBlock);
   const favourite = mostRead(shares);
   const ablate = route.value.ablate;
   const off = ablate.some(([l, h]) => l === layer && h === head);
   const toggle = () => go({ ablate: off ? ablate.filter(([l, h]) => l !== layer || h !== head) : [...ablate, [layer, head]] });
-  const sentence = t("attention.sentence", { head, layer, share: percent(favourite.share), token: favourite.at * colBlock, text: colLabels[favourite.at] });
-  const row = Array.from({ length: cols }, (_, c) => ({ key: c, label: `${c * colBlock} ${colLabels[c]}`, value: shares.data[chosen * cols + c] * colBlock }));
-  const top = [...row].sort((a, b) => b.value - a.value || a.key - b.key).slice(0, 10);
+  const sentence = t(colBlock > 1 ? "attention.sentence_reduced" : "attention.sentence", { head, layer, share: percent(favourite.share), token: favourite.at * colBlock, text: colLabels[favourite.at] });
+  const [block] = row.block;
+  const read = Array.from(row.data, (value, key) => ({ key, label: block > 1 ? `${key * block}–${(key + 1) * block - 1}` : `${key} ${pieceLabel(run.pieces[key])}`, value: value * block }));
+  const top = read.sort((a, b) => b.value - a.value || a.key - b.key).slice(0, TOP);
   return html`
     <h2>${t("attention.head_of", { head, layer })}</h2>
     <${Facts} testid="head-facts" rows=${[
@@ -284,8 +289,9 @@ function Head({ model, run, small, layer, head, kind, query, value, setParams, t
     ${(rowBlock > 1 || colBlock > 1) && html`<p class="note">${t("attention.reduced", { rows: rowBlock, cols: colBlock })}</p>`}
     <${Button} pressed=${off} testid="ablate" help=${t("attention.ablate_help")} onClick=${toggle}>${t(off ? "attention.ablate_on" : "attention.ablate_off")}</${Button}>
     <h3 class="readers">${t("attention.what_reads")}</h3>
-    ${run.pieces.length <= 512 && html`<${Pieces} pieces=${run.pieces} selected=${chosen * rowBlock} onSelect=${(i) => setParams({ query: i })} label=${t("attention.query")} testid="query" />`}
-    <${Bars} testid="reads" title=${t("attention.reads", { text: rowLabels[chosen] })} name=${`${model.name}-layer${layer}-head${head}-query${chosen * rowBlock}`} rows=${top} max=${1} format=${percent} />`;
+    ${run.pieces.length <= CHIPS ? html`<${Pieces} pieces=${run.pieces} selected=${query} onSelect=${(i) => setParams({ query: i })} label=${t("attention.query")} testid="query" />`
+      : html`<${NumberField} label=${t("attention.query")} value=${query} min=${0} max=${run.pieces.length - 1} onChange=${(i) => setParams({ query: i })} testid="query" />`}
+    <${Bars} testid="reads" title=${t("attention.reads", { text: pieceLabel(run.pieces[query]), position: query })} name=${`${model.name}-layer${layer}-head${head}-query${query}`} rows=${top} max=${1} format=${percent} />`;
 }
 
 const share = (value) => float(value, 3);

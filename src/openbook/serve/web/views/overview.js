@@ -28,7 +28,8 @@ function Book({ model, run, book, params, setParams, t }) {
   const chosen = book.stages.find(({ id }) => id === params.stage) ?? book.stages.find(({ kind }) => kind === "layers") ?? book.stages[0];
   const title = (stage) => stageTitle(stage, t);
   const { spec } = model;
-  const attention = spec.n_kv_heads === spec.n_heads ? t("overview.heads_all", { n: spec.n_heads }) : t("overview.heads_shared", { heads: spec.n_heads, shared: spec.n_kv_heads });
+  const letters = { ...book.letters, ...sizesOf(chosen) };
+  const attention = letters.C ? t("overview.heads_latent", { n: spec.n_heads, rank: letters.C }) : spec.n_kv_heads === spec.n_heads ? t("overview.heads_all", { n: spec.n_heads }) : t("overview.heads_shared", { heads: spec.n_heads, shared: spec.n_kv_heads });
   return html`
     <${Facts} testid="overview-facts" rows=${[
       [t("overview.params"), html`${int(book.totals.params)}`, "overview-params"],
@@ -46,18 +47,23 @@ function Book({ model, run, book, params, setParams, t }) {
     <${Section} title=${t("overview.table")}>
       <${DataTable} testid="overview-steps" height=${900} caption=${`${title(chosen)}: ${t("overview.table")}`} name=${`${model.name}-${chosen.id}`} rows=${chosen.steps.map((step) => ({ ...step, key: step.name, letters: `[${step.axes.join(", ")}]`, numbers: `[${step.shape.join(", ")}]` }))} columns=${[
         { key: "local", label: t("overview.step"), format: (local, row) => (model.has_weights ? html`<${StepLink} name=${row.name} label=${local} />` : html`<code>${local}</code>`) },
-        { key: "formula", label: t("overview.formula"), sort: false, format: (formula) => html`<span class="formula">${formula}</span>` },
+        { key: "formula", label: t("overview.formula"), sort: false, format: (formula) => html`<span class="formula" lang="en">${formula}</span>` },
         { key: "letters", label: t("overview.letters"), sort: false, format: (text) => html`<span class="shape">${text}</span>` },
         { key: "numbers", label: t("overview.numbers"), sort: false, format: (text) => html`<span class="shape">${text}</span>` },
         { key: "params", label: t("overview.params"), format: (n, row) => `${int(n)}${row.tied_to ? ` (${t("overview.tied", { name: row.tied_to })})` : ""}` },
         { key: "flops", label: "FLOPs", format: "int" },
         { key: "bytes", label: t("overview.output"), format: "bytes" },
       ]} />
-      <p class="note">${[book.conventions].flat().join(" · ")}</p>
+      <p class="note" lang="en">${[book.conventions].flat().join(" · ")}</p>
     </${Section}>
     <${Section} title=${t("overview.legend")}>
-      <dl class="letters-list">${Object.entries(book.letters).map(([letter, number]) => html`<div key=${letter}><dt>${letter}</dt><dd><span class="number">${int(number)}</span> <span class="muted">${letterMeaning(letter, book, t)}</span></dd></div>`)}</dl>
+      <dl class="letters-list">${Object.entries(letters).map(([letter, number]) => html`<div key=${letter}><dt>${letter}</dt><dd><span class="number">${int(number)}</span> <span class="muted">${letterMeaning(letter, book, t)}</span></dd></div>`)}</dl>
     </${Section}>`;
+}
+
+/** The sizes of a stage's single letters: layers may differ from the first. */
+function sizesOf(stage) {
+  return Object.fromEntries(stage.steps.flatMap(({ axes, shape }) => axes.map((letter, i) => [letter, shape[i]]).filter(([letter]) => /^[A-Z]$/.test(letter))));
 }
 
 const letterMeaning = (letter, book, t) => {
@@ -141,13 +147,16 @@ export function layersText({ layers }) {
   return shown.join(", ") + (spans.length > 4 ? ", …" : "");
 }
 
-/** Steps that stand side by side: of one kind and of one part, one after the other. */
+/** Queries, keys and values, and a gate and what it gates, read the same and do not read each other. */
+const SIDE_BY_SIDE = /\.(q|k|v|gate|up|[qk]_rope|[qk]_norm)$/;
+
+/** The steps in rows. */
 function rowsOf(steps) {
   const rows = [];
   for (const step of steps) {
     const part = step.local.split(".").slice(0, -1).join(".");
     const last = rows.at(-1);
-    const beside = last && last.part === part && part && last.kind === step.kind && ["linear", "rope", "norm"].includes(step.kind) && !/\.(o|down|q_up|kv_up)$/.test(step.local);
+    const beside = last && last.part === part && last.kind === step.kind && SIDE_BY_SIDE.test(step.local) && SIDE_BY_SIDE.test(last.steps[0].local);
     if (beside) last.steps.push(step);
     else rows.push({ part, kind: step.kind, steps: [step] });
   }

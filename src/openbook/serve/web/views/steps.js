@@ -89,7 +89,9 @@ function Contents({ steps, step, t }) {
   const shown = useMemo(() => steps.filter((other) => other.layer === null || other.layer === step.layer), [steps, step.layer]);
   useEffect(() => {
     const current = list.current.querySelector("[aria-current]");
-    if (current && list.current.scrollHeight > list.current.clientHeight) list.current.scrollTop = current.offsetTop - list.current.clientHeight / 2;
+    if (!current) return;
+    list.current.scrollTop = current.offsetTop - list.current.clientHeight / 2;
+    list.current.scrollLeft = current.offsetLeft - list.current.clientWidth / 2;
   }, [step.name]);
   let part = null;
   return html`<nav class="contents" aria-label=${t("steps.contents")} ref=${list} data-testid="step-contents">
