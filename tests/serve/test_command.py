@@ -56,6 +56,31 @@ def test_it_starts_prints_its_address_answers_and_ends_by_ctrl_c(tmp_path: Path)
     assert "Traceback" not in err
 
 
+def test_ctrl_c_does_not_wait_for_work_that_nobody_wants_any_more(tmp_path: Path):
+    """A generation that has just begun, of a model of 240 layers: the process ends all the same."""
+    spec = served.SPEC.replace(layers=served.SPEC.layers * 80)
+    folder, port = served.write_model(tmp_path / "deep", spec), free_port()
+    process = start(str(folder), "--no-browser", "--port", str(port), "--store", "4GB")
+    try:
+        assert process.stdout is not None
+        process.stdout.readline()
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/state") as answer:
+            model = json.load(answer)["models"][0]["id"]
+        body = json.dumps({"ids": [5] * 8, "tokens": 50}).encode()
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(f"http://127.0.0.1:{port}/api/models/{model}/cache", body, headers)
+        with urllib.request.urlopen(request) as answer:
+            assert json.loads(answer.readline())["kind"] == "prefill"
+            process.send_signal(signal.SIGINT)
+            process.wait(timeout=30)
+    finally:
+        process.kill()
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "terminate" not in err
+    assert "Traceback" not in err
+
+
 def _address_of_this_machine() -> str:
     """An address of this machine that is not 127.0.0.1: another of the loopback's, if nothing else."""
     return "127.0.0.2"

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
+import sys
 from typing import Annotated
 
 import typer
 
 import openbook
 from openbook.cli import terminal
-from openbook.cli.errors import MissingExtraError, UsageError
+from openbook.cli.errors import INTERRUPTED, MissingExtraError, UsageError
 from openbook.cli.options import Quiet, Threads, Verbose
 
 HOST = "127.0.0.1"
@@ -76,7 +78,7 @@ def run(
     address = address_of(listening, opened.name if opened else None)
     config = uvicorn.Config(
         make_app(explorer, listening.getsockname()[1]),
-        log_level="error",
+        log_level="critical",
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=2,
@@ -88,7 +90,14 @@ def run(
         import webbrowser
 
         webbrowser.open(address)
-    uvicorn.Server(config).run(sockets=[listening])
+    try:
+        uvicorn.Server(config).run(sockets=[listening])
+    finally:
+        if explorer.worker.busy:
+            # Nobody waits for its result, there is nothing to save, and Python would not survive to
+            # end beside a thread that is deep in PyTorch.
+            sys.stdout.flush()
+            os._exit(INTERRUPTED)
 
 
 def listen(port: int | None) -> socket.socket:

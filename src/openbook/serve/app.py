@@ -271,15 +271,21 @@ class Api:
             "row": Key(Integer(0, layers - 1)),
             "position": Key(Integer(0, tokens - 1)),
             "n": Key(Integer(1, 100), 12),
+            "start": Key(Integer(0, tokens - 1), 0),
+            "stop": Key(Integer(1, tokens), tokens),
         }
         given = query(request, keys)
+        wanted = slice(given["start"], given["stop"])
+        if wanted.start >= wanted.stop:
+            raise RequestError("stop", f"must be beyond start, {wanted.start}")
         if (given["row"] is None) != (given["position"] is None):
             raise RequestError("row", "and position are given together, or neither")
 
         def read() -> str:
             decoder = self.explorer.weights(run.model).decoder
             if given["row"] is None:
-                return run.remembered("lens", lambda: to_json(inside.lens(run, decoder)))
+                name = f"lens {wanted.start}:{wanted.stop}"
+                return run.remembered(name, lambda: to_json(inside.lens(run, decoder, wanted)))
             return to_json(inside.lens_cell(run, decoder, given["row"], given["position"], given["n"]))
 
         return written_json(await finished(self.explorer.worker.submit(read)))

@@ -39,15 +39,16 @@ def _groups(spec: Any, layer: int) -> list[int]:
     return [group for group, members in enumerate(head_groups(spec, layer)) for _ in members]
 
 
-def lens(run: Run, decoder: Decoder) -> dict[str, Any]:
-    """The likeliest next token after every layer at every position, and how far each half of a layer moves
-    the stream."""
+def lens(run: Run, decoder: Decoder, positions: slice = slice(None)) -> dict[str, Any]:
+    """The likeliest next token after every layer at the positions asked for, each of which takes as long as the
+    head of a pass does; and how far each half of a layer moves the stream, at every position."""
     trace, spec = run.trace, run.trace.spec
-    found = logit_lens(trace, decoder, top=1)
+    found = logit_lens(trace, decoder, top=1, tokens=positions)
     ids, probs = found.ids[:, 0, :, 0].tolist(), found.probs[:, 0, :, 0].tolist()
     norms = update_norms(trace)
     return {
         "layers": [last_of_layer(spec, layer) for layer in found.layers],
+        "start": positions.start or 0,
         "positions": trace.ids.shape[1],
         "top": [
             [{"id": i, "text": run.model.text(i), "p": p} for i, p in zip(*row, strict=True)]

@@ -17,10 +17,11 @@ WAITING = 16
 
 
 class Worker:
-    """A thread that ends with the process, whatever it is doing: Ctrl-C need not wait for a long trace."""
+    """A thread that does not keep the process alive, and whether it is `busy`."""
 
     def __init__(self) -> None:
         self._jobs: queue.Queue[tuple[Future[Any], Callable[[], Any]]] = queue.Queue(WAITING)
+        self.busy = False
         self._thread = threading.Thread(target=self._work, name="models", daemon=True)
         self._thread.start()
 
@@ -40,10 +41,12 @@ class Worker:
             future, job = self._jobs.get()
             if not future.set_running_or_notify_cancel():
                 continue
+            self.busy = True
             try:
                 result = job()
             except BaseException as error:
                 future.set_exception(error)
             else:
                 future.set_result(result)
+            self.busy = False
             del future, job  # or the last result would be kept alive until the next job comes
