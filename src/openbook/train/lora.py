@@ -268,23 +268,7 @@ def save_peft(folder: str | Path, decoder: Decoder, base_model: str, model_type:
     folder = Path(folder)
     if folder.exists() and any(folder.iterdir()):
         raise FileExistsError(f"{folder} is not empty: choose another folder, or remove it first")
-    found = adapters(decoder)
-    if not found:
-        raise LoraError("the model has no adapters to save: add_lora gives it some")
-    _check_peft_reads(decoder.spec, found)
-    dialect = HF[to_config(decoder.spec, model_type)["model_type"]]
-    places = _linear_places(decoder.spec, dialect)
-    left = set(found)
-    theirs: dict[str, _Pair] = {}
-    for module, place in places.items():
-        parts = [found.get(_module(name)) for name in place.parameters]
-        if any(parts):
-            theirs[module] = _joined(parts, place, dialect)
-            left -= set(map(_module, place.parameters))
-    if left:
-        raise UnsupportedError(f"the {dialect.name} format has no linear module for {min(left)}")
-
-    transposed = any(isinstance(places[module].transform, Transposed) for module in theirs)
+    theirs, transposed = _for_peft(decoder, model_type)
     about = _config(theirs, base_model, transposed)
     tensors = {
         f"{_PREFIX}{module}.lora_{letter.upper()}.weight": getattr(pair, letter).contiguous()
@@ -300,6 +284,30 @@ def save_peft(folder: str | Path, decoder: Decoder, base_model: str, model_type:
         part.rename(folder)
     finally:
         shutil.rmtree(part, ignore_errors=True)
+
+
+def check_peft(decoder: Decoder, model_type: str = "") -> None:
+    """Raises `UnsupportedError` if `save_peft` would: to be known before the adapters are trained."""
+    _for_peft(decoder, model_type)
+
+
+def _for_peft(decoder: Decoder, model_type: str) -> tuple[dict[str, _Pair], bool]:
+    """The adapters by names of transformers' modules, and whether those keep their matrices transposed."""
+    found = adapters(decoder)
+    if not found:
+        raise LoraError("the model has no adapters to save: add_lora gives it some")
+    _check_peft_reads(decoder.spec, found)
+    dialect = HF[to_config(decoder.spec, model_type)["model_type"]]
+    left, theirs, transposed = set(found), {}, False
+    for module, place in _linear_places(decoder.spec, dialect).items():
+        parts = [found.get(_module(name)) for name in place.parameters]
+        if any(parts):
+            theirs[module] = _joined(parts, place, dialect)
+            transposed |= isinstance(place.transform, Transposed)
+            left -= set(map(_module, place.parameters))
+    if left:
+        raise UnsupportedError(f"the {dialect.name} format has no linear module for {min(left)}")
+    return theirs, transposed
 
 
 def _check_peft_reads(spec: ModelSpec, names: Iterable[str]) -> None:
