@@ -28,11 +28,12 @@ _STEPS = 2
 @dataclass(frozen=True)
 class Speed:
     """Seconds that one step of the recipe takes, from the fastest of some steps of `layers` of the model's
-    layers with `rows` rows of `length` tokens: as many as can be computed in a moment."""
+    `of_layers` with `rows` rows of `length` tokens: as many as can be computed in a moment."""
 
     seconds_per_step: float
     flops_per_s: float
     layers: int
+    of_layers: int
     rows: int
     length: int
 
@@ -57,7 +58,7 @@ def measure(recipe: Recipe, spec: ModelSpec) -> Speed | None:
     flops_per_s = _flops(part, rows, length) / max(step - update, 1e-9)
     n_params = [ledger(one, "fp32").params.total for one in (spec, part)]
     whole = _flops(spec, train.rows, recipe.data.length) / flops_per_s + update * n_params[0] / n_params[1]
-    return Speed(whole, flops_per_s, layers, rows, length)
+    return Speed(whole, flops_per_s, layers, spec.n_layers, rows, length)
 
 
 def _part(spec: ModelSpec, rows: int, length: int) -> tuple[int, int, int]:
