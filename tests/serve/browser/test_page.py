@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+from urllib.parse import unquote_plus
 
 import pytest
 
@@ -150,3 +151,71 @@ def test_a_model_without_weights_shows_its_overview_and_says_what_is_missing(tin
     page.wait_for_selector("text=mlp.router")
     page.click("[data-testid=rail-attention]")
     page.wait_for_selector("[data-testid=needs-weights]")
+
+
+def test_what_a_prompt_or_a_file_spells_is_never_markup(tiny_server, open_page):
+    prompt = "<img src=x onerror=alert(1)><script>alert(2)</script>"
+    page = open_page(tiny_server.url("tokens", run=prompt))
+    page.on("dialog", lambda dialog: pytest.fail(dialog.message))
+    for view in ("tokens", "steps", "attention", "residual", "next"):
+        page.goto(tiny_server.url(view, run=prompt))
+        page.wait_for_selector(f"[data-testid=view-{view}]")
+        page.wait_for_load_state("networkidle")
+        assert page.query_selector_all("#app img, #app script") == []
+
+
+def test_a_million_words_are_refused_and_the_page_lives_on(tiny_url, open_page):
+    page = open_steps(open_page, tiny_url("steps"))
+    page.evaluate("document.querySelector('[data-testid=prompt]').value = 'a '.repeat(1e6)")
+    page.click("[data-testid=run]")
+    page.wait_for_selector("[data-testid=alert]")
+    assert "2,000,000 characters" in page.inner_text("[data-testid=alert]")
+    page.click("[data-testid=step-last]")
+    page.wait_for_selector("[data-step=head][data-fresh=true]")
+
+
+def test_two_windows_do_not_disturb_each_other(tiny_url, open_page):
+    first = open_steps(open_page, tiny_url("steps", step="layers.0.attn.q"))
+    second = open_page(tiny_url("attention", layer=1, head=1))
+    second.click("[data-testid=ablate]")
+    second.wait_for_selector("[data-testid=ablate][aria-pressed=true]")
+    first.click("[data-testid=step-on]")
+    first.wait_for_selector("[data-step='layers.0.attn.k'][data-fresh=true]")
+    assert "ablate" not in first.url
+
+
+def test_numbers_are_spelled_for_people(tiny_server, open_page):
+    page = open_page(f"{tiny_server.address}/?lang=en")
+    told = page.evaluate("""() => import("./format.js").then((f) => ({
+      float: [0, 1, 0.6214, -0.25, 123456, 1.2346e-7, -3e9, 1e-4].map((x) => f.float(x)),
+      exact: [0.1, Math.fround(1 / 3), 16777216].map(f.exact),
+      bytes: [0, 1023, 1024, 4718592, 1048575].map(f.bytes),
+      count: [999, 134515008, 999885952, 671026419200].map(f.count),
+      percent: [0, 1, 0.6214, 0.0001].map((x) => f.percent(x)),
+      seconds: [0, 1.5e-6, 0.00123, 61].map(f.seconds),
+      none: [null, undefined, NaN, Infinity, -Infinity].map((x) => f.float(x)),
+      visible: f.visible("a b\\n\\t\\u200b\\u202e"),
+    }))""")
+    assert told == {
+        "float": ["0", "1.000", "0.6214", "−0.2500", "123,456", "1.235e−7", "−3.000e9", "0.0001000"],
+        "exact": ["0.1", "0.33333334", "16777216"],
+        "bytes": ["0 B", "1,023 B", "1 KiB", "4.5 MiB", "1 MiB"],
+        "count": ["999", "135 M", "1 B", "671 B"],
+        "percent": ["0 %", "100 %", "62.1 %", "< 0.1 %"],
+        "seconds": ["0 s", "1.5 µs", "1.23 ms", "61 s"],
+        "none": ["–", "–", "–", "∞", "−∞"],
+        "visible": "a␣b⏎⇥\\u200b\\u202e",
+    }
+
+
+def test_an_address_says_the_same_when_read_and_written_again(tiny_server, open_page):
+    page = open_page(f"{tiny_server.address}/?lang=en")
+    hashes = [
+        "#/steps?model=a%2Fb+c&run=%E6%B3%95+%3C%26%3D%23%3E%25&chat=1&system=be+kind&ablate=3.2,4.0&step=head",
+        "#/overview",
+        "#/tokens?model=m&run=",
+    ]
+    again = page.evaluate(
+        'hashes => import("./state.js").then((s) => hashes.map((h) => s.routeHash(s.parseRoute(h))))', hashes
+    )
+    assert [unquote_plus(each) for each in again] == [unquote_plus(each) for each in hashes]

@@ -1,6 +1,6 @@
 /** The page: rail of views, top bar, the view itself. Everything shown follows the address (state.js). */
 import { computed, html, render, signal, useEffect, useRef, useState } from "./html.js";
-import { api } from "./api.js";
+import { api, ApiError } from "./api.js";
 import { Button, Choice, TextField, Toggle } from "./components/controls.js";
 import { Loading, Notice } from "./components/frame.js";
 import { count } from "./format.js";
@@ -68,7 +68,11 @@ function PromptForm() {
   const able = open?.has_weights;
   const submit = (event) => {
     event.preventDefault();
-    if (able) go({ run: field.current.value });
+    if (!able) return;
+    const most = open.limits?.prompt_chars ?? Infinity;
+    const typed = field.current.value;
+    if (typed.length > most) report(new ApiError({ what: t("shell.too_long"), why: t("shell.too_long_why", { n: typed.length, most }), next: t("shell.too_long_next") }));
+    else go({ run: typed });
   };
   const keys = (event) => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) submit(event);

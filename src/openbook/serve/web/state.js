@@ -50,11 +50,18 @@ export function routeHash({ view, model, run, chat, system, ablate, params }) {
 export const route = signal(parseRoute(location.hash));
 addEventListener("hashchange", () => (route.value = parseRoute(location.hash)));
 
-/** Changes the address: a new entry of the history if `push`, else in place (sliders, cursors). */
+/**
+ * Changes the address: a new entry of the history if `push`, else in place (sliders, cursors). A browser may
+ * refuse an address that is megabytes long, or changes too often; the page then goes on without it.
+ */
 export function go(patch, push = true) {
   const next = { ...route.peek(), ...patch };
   const hash = routeHash(next);
-  if (hash !== location.hash) history[push ? "pushState" : "replaceState"](null, "", hash);
+  try {
+    if (hash !== location.hash) history[push ? "pushState" : "replaceState"](null, "", hash);
+  } catch (error) {
+    console.info(error.message);
+  }
   route.value = next;
 }
 

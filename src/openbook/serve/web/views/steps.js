@@ -154,8 +154,8 @@ function OneStep({ model, run, step, at, cut, scale, reduce, setParams, t }) {
   }, [fresh, step.name, slice.at]);
 
   const { stats } = step;
-  return html`<section class="one-step" aria-live="polite" data-testid="step" data-step=${step.name} data-at=${slice.at} data-fresh=${String(fresh)}>
-    <h2 class="step-name"><code data-testid="step-name">${step.name}</code></h2>
+  return html`<section class="one-step" data-testid="step" data-step=${step.name} data-at=${slice.at} data-fresh=${String(fresh)}>
+    <h2 class="step-name" aria-live="polite"><code data-testid="step-name">${step.name}</code></h2>
     <p class="step-what">${t(has(t, `steps.what_${wordOf(step)}`) ? `steps.what_${wordOf(step)}` : `steps.kind_${step.kind}`)}</p>
     <p class="formula step-formula" data-testid="step-formula"><span class="muted">${step.local.split(".").at(-1)} = </span>${step.formula}</p>
     <p class="step-inputs">${step.inputs.length > 0 && html`<span class="muted">${t("steps.reads")}</span> ${step.inputs.map((name) => html`<span key=${name} class="step-input"><${StepLink} name=${name} label=${shortName(name, step)} /> <${InputShape} run=${run} name=${name} /></span>`)}`}</p>

@@ -1,0 +1,84 @@
+"""Pictures of every view: `python tests/serve/browser/screenshots.py FOLDER [MODEL] [--all]`.
+
+One PNG of 1280 × 900 px for each view, alternating between the languages and the themes; with `--all`,
+every view in both languages and both themes, 1440, 800 and 360 px wide and at 200 %, whole pages, to be
+looked at. It says where something hangs over the window.
+"""
+
+import itertools
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote_plus
+
+from playwright.sync_api import Browser, sync_playwright
+
+PROMPT = "The capital of France is"
+VIEWS = {
+    "overview": "",
+    "tokens": "&chat=1&text=" + quote_plus("The capital of France is Paris. 法国龘 😀"),
+    "steps": "&step=layers.3.attn.masked&cut=H~2",
+    "attention": "&layer=3&head=2",
+    "residual": "",
+    "next": "",
+    "cache": "",
+    "teaching": "",
+    "ledger": "",
+    "compare": "",
+}
+READY = "main[aria-busy=false]:not(:has([data-testid=loading], .stale))"
+
+
+def cases(everything: bool) -> Iterator[tuple[str, str, str, int, int]]:
+    """View, language, theme, width in px, zoom."""
+    languages, themes = ("en", "zh-CN"), ("light", "dark")
+    if everything:
+        sizes = ((1440, 1), (800, 1), (360, 1), (1440, 2))
+        for view, lang, theme, (width, zoom) in itertools.product(VIEWS, languages, themes, sizes):
+            yield view, lang, theme, width, zoom
+    else:
+        for i, view in enumerate(VIEWS):
+            yield view, languages[i // 2 % 2], themes[i % 2], 1280, 1
+
+
+def shoot(browser: Browser, address: str, model: str, folder: Path, everything: bool) -> None:
+    for view, lang, theme, width, zoom in cases(everything):
+        size = {"width": width // zoom, "height": 900 // zoom}
+        page = browser.new_page(viewport=size, device_scale_factor=zoom, color_scheme=theme)
+        asked = f"model={quote_plus(model)}&run={quote_plus(PROMPT)}{VIEWS[view]}"
+        page.goto(f"{address}?lang={lang}#/{view}?{asked}")
+        page.wait_for_selector(f"[data-testid=view-{view}]", timeout=120_000)
+        page.wait_for_selector(READY, timeout=120_000)
+        page.wait_for_load_state("networkidle")
+        over = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+        if over > 0:
+            print(f"{view} {lang} {width} px: {over} px hang over")
+        name = f"{view}-{lang}-{theme}-{width}x{zoom}.png" if everything else f"{view}.png"
+        page.screenshot(path=folder / name, full_page=everything)
+        page.close()
+
+
+def main(folder: Path, model: str, everything: bool) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "openbook", "explore", model, "--no-browser"]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    found = re.match(r"http://[\d.:]+/", server.stdout.readline())
+    assert found is not None
+    try:
+        with sync_playwright() as play:
+            path = os.environ.get("OPENBOOK_CHROMIUM") or shutil.which("chromium")
+            browser = play.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
+            shoot(browser, found[0], model, folder, everything)
+            browser.close()
+    finally:
+        server.terminate()
+
+
+if __name__ == "__main__":
+    named = [argument for argument in sys.argv[1:] if argument != "--all"]
+    main(Path(named[0]), named[1] if len(named) > 1 else "smollm2-135m", "--all" in sys.argv)
