@@ -1,9 +1,14 @@
 """The verb that trains: what it tells, where, and with which exit code."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
+
+from openbook.cli.train import _duration
+from openbook.train.lock import Lock
+from openbook.train.measure import Speed
 
 RECIPE = """
 [model]
@@ -89,3 +94,118 @@ def test_a_wrong_key_is_named_in_one_line(openbook, recipe: Path, tmp_path: Path
 
 def test_a_recipe_that_is_not_there_is_not_found(openbook, tmp_path: Path):
     assert openbook("train", str(tmp_path / "none.toml")).code == 3
+
+
+RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.toml"))
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_every_recipe_that_comes_along_passes_a_dry_run(openbook, path: Path, monkeypatch):
+    # What is measured has its own tests; a part of GPT-2 takes seconds.
+    speed = Speed(2.5, 4e10, layers=1, of_layers=12, rows=2, length=64)
+    monkeypatch.setattr("openbook.train.measure.measure", lambda recipe, spec: speed)
+    monkeypatch.setattr("openbook.weights.fit.available_bytes", lambda device="cpu": 64 * 10**9)
+    monkeypatch.chdir(path.parents[1])
+    done = openbook("train", f"recipes/{path.name}", "--dry-run")
+    assert done.code == 0, done.err
+    assert done.out.startswith(f"{path.stem}: ")
+    assert "at 40 GFLOP/s. Measured here just now" in " ".join(done.out.split())
+    assert "1 of 12 layers, 2 × 64 at once" in " ".join(done.out.split())
+
+
+def test_the_time_is_the_steps_at_the_speed_measured(openbook, recipe: Path):
+    about = json.loads(openbook("train", str(recipe), "--dry-run", "--json").out)
+    assert about["seconds"] == pytest.approx(6 * about["measured"]["seconds_per_step"])
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(59.4, "59 s"), (125.0, "2 min 5 s"), (9000, "2.5 h"), (864_000, "10 days")]
+)
+def test_a_duration_is_told_in_the_unit_that_it_is_counted_in(seconds: float, words: str):
+    assert _duration(seconds) == words
+
+
+# --- runs, and what they predict -----------------------------------------------------------------
+
+
+@pytest.fixture
+def two_runs(openbook, recipe: Path, tmp_path: Path) -> Path:
+    for name, lr in (("a", "1e-2"), ("b", "2e-3")):
+        done = openbook("train", str(recipe), "-o", str(tmp_path / "runs" / name), "--set", f"train.lr={lr}")
+        assert done.code == 0
+    return tmp_path / "runs"
+
+
+def test_runs_are_listed_compared_and_scored(openbook, two_runs: Path):
+    listed = json.loads(openbook("runs", str(two_runs), "--json").out)
+    assert listed["schema"] == "openbook.runs/1"
+    assert [(Path(run["folder"]).name, run["state"], run["step"]) for run in listed["runs"]] == [
+        ("a", "done", 6),
+        ("b", "done", 6),
+    ]
+    table = openbook("runs", str(two_runs)).out
+    assert table.startswith("2 runs\n")
+    assert "6 of 6" in table
+
+    both = openbook("runs", str(two_runs / "a"), str(two_runs / "b"), "--json").out
+    compared = json.loads(both)
+    assert compared["differing"] == {"train.lr": [0.01, 0.002]}
+    assert [row["step"] for row in compared["equal_steps"]] == [1, 2, 3, 4, 5, 6]
+    assert "train.lr" in openbook("runs", str(two_runs / "a"), str(two_runs / "b")).out
+
+    # The figures of a run's own last evaluation, from its exported model and its dataset.
+    run = two_runs / "a"
+    scored = json.loads(openbook("eval", str(run), str(run / "data"), "-c", "16", "--json").out)
+    assert scored["bits_per_byte"] == pytest.approx(listed["runs"][0]["bits_per_byte"], rel=1e-5)
+    assert scored["perplexity"] == pytest.approx(math.exp(scored["nats_per_token"]))
+    assert (scored["context"], scored["stride"], scored["split"]) == (16, 16, "heldout")
+
+
+def test_a_text_is_scored_whole(openbook, two_runs: Path, tmp_path: Path):
+    text = tmp_path / "new.txt"
+    text.write_text("the text of file number 99\n")
+    scored = json.loads(openbook("eval", str(two_runs / "a"), str(text), "--json").out)
+    assert scored["bytes"] == len("the text of file number 99\n")
+    assert (scored["split"], scored["documents"], scored["context"]) == ("all", 1, 32)
+    shown = openbook("eval", str(two_runs / "a"), str(text)).out
+    assert "bits per byte" in shown
+    assert "each begins without what came before it" in shown
+    assert openbook("eval", str(two_runs / "a"), str(text), "-c", "33").code == 2
+    assert openbook("eval", str(two_runs / "a"), str(tmp_path / "none.txt")).code == 3
+
+
+def test_a_run_that_goes_on_and_one_that_stopped_are_told_apart(openbook, two_runs: Path):
+    with (two_runs / "a" / "metrics.jsonl").open("r+") as file:
+        lines = file.readlines()[:3]
+        file.seek(0)
+        file.truncate()
+        file.writelines([*lines, "{cut"])
+    lock = Lock(two_runs / "b")
+    listed = json.loads(openbook("runs", str(two_runs), "--json").out)["runs"]
+    assert [(run["state"], run["step"], run["bits_per_byte"] is None) for run in listed] == [
+        ("stopped", 3, True),
+        ("running", 6, False),
+    ]
+    lock.release()
+
+
+@pytest.mark.parametrize("content", ["{}", '{"train": {"steps": "many"}}', "[]", "no JSON"])
+def test_a_folder_with_a_broken_recipe_is_one_line(openbook, tmp_path: Path, content: str):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "recipe.json").write_text(content)
+    done = openbook("runs", str(tmp_path))
+    assert (done.code, len(done.err.splitlines())) == (1, 1)
+
+
+def test_where_no_runs_are_that_is_said(openbook, tmp_path: Path):
+    assert openbook("runs", str(tmp_path)).err.startswith("no runs in ")
+    assert openbook("runs", str(tmp_path / "none")).code == 3
+
+
+def test_a_second_process_in_a_run_is_told_so(openbook, recipe: Path, tmp_path: Path):
+    (tmp_path / "run").mkdir()
+    lock = Lock(tmp_path / "run")
+    done = openbook("train", str(recipe), "-o", str(tmp_path / "run"))
+    assert (done.code, len(done.err.splitlines())) == (1, 1)
+    assert "another process is training in" in done.err
+    lock.release()

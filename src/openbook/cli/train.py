@@ -128,7 +128,8 @@ def _books(recipe: Recipe, predicted: Prediction, speed: Speed | None) -> str:
         notes.append(
             f"Time: about {_duration(train.steps * speed.seconds_per_step)} for the steps, without what is "
             f"before and between them, at {speed.flops_per_s / 1e9:,.0f} GFLOP/s. Measured here just now on "
-            f"random tokens, {speed.rows} × {speed.length} at once, {speed.layers} of {speed.of_layers} layers."
+            f"random tokens: {speed.layers} of {speed.of_layers} layers, {speed.rows} × {speed.length} "
+            "at once."
         )
     columns = (Column("memory"), Column("bytes", "bytes"), Column("what"))
     return Table(title, columns, tuple(rows), tuple(notes)).text()

@@ -143,7 +143,8 @@ def equal_steps(runs: Sequence[Summary], count: int = 8) -> list[tuple[int, list
     common = sorted(set.intersection(*({*run.losses} for run in runs)))
     if not common:
         return []
-    chosen = sorted({common[(i + 1) * len(common) // count - 1] for i in range(min(count, len(common)))})
+    count = min(count, len(common))
+    chosen = [common[(i + 1) * len(common) // count - 1] for i in range(count)]
     half = max(1, len(common) // 40)
     return [(step, [_around(run.losses, step, half) for run in runs]) for step in chosen]
 
