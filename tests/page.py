@@ -9,7 +9,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-SUFFIXES = {"K": 1e3, "M": 1e6, "G": 1e9, "KiB": 2**10, "MiB": 2**20, "%": 0.01}
+SUFFIXES = {
+    "K": 1e3,
+    "M": 1e6,
+    "G": 1e9,
+    "KFLOP": 1e3,
+    "MFLOP": 1e6,
+    "GFLOP": 1e9,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "%": 0.01,
+}
 
 
 def number(text: str) -> float:

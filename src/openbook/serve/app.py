@@ -268,25 +268,25 @@ class Api:
         run = self._run(request)
         layers, tokens = run.trace.spec.n_layers, len(run.prompt.ids)
         keys: Keys = {
+            "first": Key(Integer(0, tokens - 1), 0),
+            "count": Key(Integer(1, tokens), tokens),
             "row": Key(Integer(0, layers - 1)),
             "position": Key(Integer(0, tokens - 1)),
             "n": Key(Integer(1, 100), 12),
-            "start": Key(Integer(0, tokens - 1), 0),
-            "stop": Key(Integer(1, tokens), tokens),
         }
         given = query(request, keys)
-        wanted = slice(given["start"], given["stop"])
-        if wanted.start >= wanted.stop:
-            raise RequestError("stop", f"must be beyond start, {wanted.start}")
-        if (given["row"] is None) != (given["position"] is None):
+        row, position, first = given["row"], given["position"], given["first"]
+        count = min(given["count"], tokens - first)
+        if (row is None) != (position is None):
             raise RequestError("row", "and position are given together, or neither")
 
         def read() -> str:
             decoder = self.explorer.weights(run.model).decoder
-            if given["row"] is None:
-                name = f"lens {wanted.start}:{wanted.stop}"
-                return run.remembered(name, lambda: to_json(inside.lens(run, decoder, wanted)))
-            return to_json(inside.lens_cell(run, decoder, given["row"], given["position"], given["n"]))
+            if row is not None:
+                return to_json(inside.lens_cell(run, decoder, row, position, given["n"]))
+            return run.remembered(
+                f"lens {first} {count}", lambda: to_json(inside.lens(run, decoder, first, count))
+            )
 
         return written_json(await finished(self.explorer.worker.submit(read)))
 

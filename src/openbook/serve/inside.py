@@ -40,8 +40,8 @@ def _groups(spec: Any, layer: int) -> list[int]:
 
 
 def lens(run: Run, decoder: Decoder, positions: slice = slice(None)) -> dict[str, Any]:
-    """The likeliest next token after every layer at the positions asked for, each of which takes as long as the
-    head of a pass does; and how far each half of a layer moves the stream, at every position."""
+    """The likeliest next token after every layer at these positions, each of which takes a head for every
+    layer; and how far each half of a layer moves the stream, at every position."""
     trace, spec = run.trace, run.trace.spec
     found = logit_lens(trace, decoder, top=1, tokens=positions)
     ids, probs = found.ids[:, 0, :, 0].tolist(), found.probs[:, 0, :, 0].tolist()
@@ -49,14 +49,18 @@ def lens(run: Run, decoder: Decoder, positions: slice = slice(None)) -> dict[str
     return {
         "layers": [last_of_layer(spec, layer) for layer in found.layers],
         "start": positions.start or 0,
-        "positions": trace.ids.shape[1],
+        "first": first,
+        "positions": count,
         "top": [
             [{"id": i, "text": run.model.text(i), "p": p} for i, p in zip(*row, strict=True)]
             for row in zip(ids, probs, strict=True)
         ],
         "entropy": found.entropy[:, 0].tolist(),
         "kl": found.kl[:, 0].tolist(),
-        "update": {name: getattr(norms, name)[:, 0].tolist() for name in ("attn", "mlp", "block", "stream")},
+        "update": {
+            name: getattr(norms, name)[:, 0, first : first + count].tolist()
+            for name in ("attn", "mlp", "block", "stream")
+        },
     }
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import openbook as ob
-from openbook.trace import logit_lens, update_norms
+from openbook.trace import logit_lens, record, update_norms
 from openbook.trace.flow import last_of_layer
 from page import cells, data, number, spelled
 
@@ -73,6 +73,22 @@ def test_the_lengths_of_updates_are_the_traces(tiny_url, open_page, tiny_trace):
         layer = int(row[0])
         expected = [float(norms.attn[layer, 0, 2]), float(norms.mlp[layer, 0, 2])]
         assert [number(cell) for cell in row[1:]] == pytest.approx(expected, rel=6e-4)
+
+
+def test_of_a_long_prompt_some_positions_are_shown_at_a_time(tiny_server, open_page, lm):
+    text = "the red sea and the shore, the old sea and the land"
+    ids = torch.tensor([lm.tokenizer.encode(text)])
+    expected = logit_lens(record(lm.decoder, ids), lm.decoder, top=1).probs[:, 0, :, 0]
+    page = open_page(tiny_server.url("residual", run=text))
+    last = ids.shape[1] - 1
+    page.wait_for_selector(f"[data-testid=lens-0-{last}][aria-selected=false]")
+    assert not page.query_selector("[data-testid=lens-0-0]")
+    page.click("[data-testid=lens-earlier]")
+    page.wait_for_selector(f"[data-testid=lens-0-{last - 40}]")
+    for (layer, position), value in by_place(page).items():
+        assert value == pytest.approx(float(expected[layer, position]), rel=1e-5, abs=1e-6)
+    page.click("[data-testid=lens-positions-0]")
+    page.wait_for_selector("[data-testid=lens-2-0][aria-selected=true]")
 
 
 def test_the_row_from_which_a_token_stays_on_top_is_told(tiny_url, open_page):

@@ -19,6 +19,8 @@ import { FigureTools } from "./tools.js";
 export function CellGrid({ rows, cols, corner, cell, low, high, format, legend, caption, sentence, name, selected, onSelect, testid = "cells" }) {
   const table = useRef(null);
   const walking = useRef(false);
+  const place = useRef(selected); // keys may come faster than the page is drawn
+  place.current = selected;
   const look = shade.value;
   const ink = (value) => inkOf(value, low, high, look);
   useEffect(() => {
@@ -28,7 +30,7 @@ export function CellGrid({ rows, cols, corner, cell, low, high, format, legend, 
   }, [selected.join()]);
 
   const keys = (event) => {
-    const [row, col] = [selected[0], Math.max(0, selected[1])];
+    const [row, col] = [place.current[0], Math.max(0, place.current[1])];
     const to = {
       ArrowUp: [row - 1, col], ArrowDown: [row + 1, col], ArrowLeft: [row, col - 1], ArrowRight: [row, col + 1],
       Home: [row, 0], End: [row, cols.length - 1], PageUp: [0, col], PageDown: [rows.length - 1, col],
@@ -36,7 +38,8 @@ export function CellGrid({ rows, cols, corner, cell, low, high, format, legend, 
     if (!to) return;
     event.preventDefault();
     walking.current = true;
-    onSelect(Math.min(rows.length - 1, Math.max(0, to[0])), Math.min(cols.length - 1, Math.max(0, to[1])));
+    place.current = [Math.min(rows.length - 1, Math.max(0, to[0])), Math.min(cols.length - 1, Math.max(0, to[1]))];
+    onSelect(...place.current);
   };
   const every = (of) => rows.map((_, r) => cols.map((_, c) => of(cell(r, c))));
   const listed = () => ({

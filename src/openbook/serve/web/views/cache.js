@@ -1,7 +1,7 @@
 /** KV cache: prefill and decode as they happen, slots filling, and what the cache saves: predicted and measured. */
 import { html, useEffect, useRef, useState } from "../html.js";
 import { api } from "../api.js";
-import { bytes, count, flops, int, milliseconds, percent, visible } from "../format.js";
+import { bytes, flops, float, int, milliseconds, percent, visible } from "../format.js";
 import { report } from "../state.js";
 import { Bars, LineChart } from "../components/chart.js";
 import { Button, NumberField, Slider } from "../components/controls.js";
@@ -140,8 +140,8 @@ function Timeline({ steps, run, at, setParams, t }) {
     { key: "out", label: t("cache.timeline.out"), align: "left" },
     { key: "length", label: t("cache.timeline.length"), format: "int" },
     { key: "bytes", label: t("cache.timeline.bytes"), format: "bytes", align: "right" },
-    { key: "flops", label: t("cache.timeline.flops"), format: "count", align: "right" },
-    { key: "flops_without", label: t("cache.timeline.flops_without"), format: "count", align: "right" },
+    { key: "flops", label: t("cache.timeline.flops"), format: "flops", align: "right" },
+    { key: "flops_without", label: t("cache.timeline.flops_without"), format: "flops", align: "right" },
     { key: "ms", label: t("cache.timeline.ms"), format: "float" },
     { key: "ms_without", label: t("cache.timeline.ms_without"), format: "float" },
   ];
@@ -161,10 +161,10 @@ function Savings({ steps, at, t }) {
   const x = { label: t("cache.step"), format: String };
   const measured = all.ms_without !== null;
   return html`<div class="pair">
-      <${LineChart} series=${series("flops", "flops_without")} x=${x} y=${{ label: t("cache.flops.y"), format: count, zero: true }} title=${t("cache.flops.title")}
+      <${LineChart} series=${series("flops", "flops_without")} x=${x} y=${{ label: t("cache.flops.y"), format: flops, zero: true }} title=${t("cache.flops.title")}
         name="cache-flops" testid="cache-flops" marker=${at}
         sentence=${t("cache.flops.sentence", { steps: steps.length, with: flops(all.flops), without: flops(all.flops_without), times: times(all.flops_without, all.flops) })} />
-      <${LineChart} series=${series("ms", "ms_without_cache")} x=${x} y=${{ label: t("cache.ms.y"), format: count, zero: true }} title=${t("cache.ms.title")}
+      <${LineChart} series=${series("ms", "ms_without_cache")} x=${x} y=${{ label: t("cache.ms.y"), format: (v) => float(v, 3), zero: true }} title=${t("cache.ms.title")}
         name="cache-ms" testid="cache-ms" marker=${at}
         sentence=${measured ? t("cache.ms.sentence", { steps: steps.length, with: milliseconds(all.ms), without: milliseconds(all.ms_without), times: times(all.ms_without, all.ms) }) : t("cache.ms.none")} />
   </div>`;

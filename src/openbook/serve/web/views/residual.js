@@ -15,7 +15,7 @@ export const id = "residual";
 export const needs = "run";
 export const defaults = { measure: "p", layer: -1, at: -1, from: -1, which: "attn" };
 
-const SHOWN = 24; // positions in the table at a time: 30 layers of them are drawn in an instant
+const SHOWN = 24; // positions in the table at a time: each takes the head once for every layer
 const TOP = 12;
 
 /**
@@ -44,29 +44,58 @@ export const within = (wanted, count) => (wanted < 0 || wanted >= count ? count 
 /** "layers.3" → 3; what is no layer's (the embedding) → null. */
 export const layerNumber = (name) => (/^layers\.(\d+)/.exec(name) ? Number(/^layers\.(\d+)/.exec(name)[1]) : null);
 
-export function View({ run, params, setParams, t }) {
-  const lens = useAsync((signal) => api.get(`/api/runs/${run.id}/lens`, signal), [run.id]);
+/**
+ * The positions that are in the table: those from `from` on if `at` is among them, else some around `at`.
+ * @returns {[number, number]} the first, and the one after the last
+ */
+export function shownAround(at, from, count) {
+  const last = Math.max(0, count - SHOWN);
+  const start = from >= 0 && from <= at && at < from + SHOWN ? Math.min(from, last) : Math.max(0, Math.min(at - SHOWN + 4, last));
+  return [start, Math.min(count, start + SHOWN)];
+}
+
+export function View({ run, params: shown, setParams, t }) {
+  const params = shown.value;
+  const count = run.ids.length;
+  const at = within(params.at, count);
+  const [start, stop] = shownAround(at, params.from, count);
+  const [attempt, setAttempt] = useState(0);
+  const lens = useAsync((signal) => api.get(`/api/runs/${run.id}/lens?start=${start}&stop=${stop}`, signal), [run.id, start, stop, attempt]);
+  const there = lens.fresh || !lens.value || (at >= lens.value.start && at < lens.value.start + lens.value.top[0].length && lens.value.positions === count);
   return html`<${ViewFrame} id=${id} title=${t("residual.title")} about=${[t("residual.about"), t("residual.about.update")]}>
-    <${Loaded} of=${lens} name="lens">${(found) => html`<${Lens} ...${{ run, setParams, t }} params=${params.value} lens=${found} />`}<//>
+    <${Pieces} pieces=${run.pieces} selected=${at} onSelect=${(i) => setParams({ at: i })} label=${t("residual.position")} testid="lens-positions" />
+    <${Controls} ...${{ params, setParams, t, start, stop, count }} />
+    <${Loaded} of=${there ? lens : { ...lens, value: null, loading: true }} name="lens" again=${() => setAttempt(attempt + 1)}>
+      ${(found) => html`<${Lens} ...${{ run, params, setParams, t, at }} lens=${found} />`}<//>
   <//>`;
 }
 
-function Lens({ run, lens, params, setParams, t }) {
-  const at = within(params.at, lens.positions);
+function Controls({ params, setParams, t, start, stop, count }) {
+  const turn = (to) => setParams({ from: to, at: to });
+  return html`<div class="toolbar">
+    <${Choice} label=${t("residual.measure")} value=${params.measure} testid="lens-measure" onChange=${(measure) => setParams({ measure })}
+      options=${["p", "entropy", "kl"].map((measure) => ({ value: measure, label: t(`residual.measure.${measure}`) }))} />
+    ${count > SHOWN && html`<span class="control pager">
+      <${Button} disabled=${start === 0} onClick=${() => turn(Math.max(0, start - SHOWN))} testid="lens-earlier" label=${t("residual.grid.earlier")}>←<//>
+      <span class="number">${t("residual.grid.from", { first: start, last: stop - 1, count })}</span>
+      <${Button} disabled=${stop === count} onClick=${() => turn(Math.min(count - SHOWN, start + SHOWN))} testid="lens-later" label=${t("residual.grid.later")}>→<//>
+    </span>`}
+  </div>`;
+}
+
+function Lens({ run, lens, params, setParams, t, at }) {
+  const here = at - lens.start; // the column of the table
   const row = within(params.layer, lens.layers.length);
   const input = pieceLabel(run.pieces[at]);
   const last = lens.layers.length - 1;
   const label = (r) => layerLabel(lens.layers[r], t);
-  const settled = settledAt(lens.top, at);
-  const end = lens.top[last][at];
+  const settled = settledAt(lens.top, here);
+  const end = lens.top[last][here];
   const words = { input, position: at, token: visible(end.text), p: percent(end.p), layer: label(settled) };
-  const grid = html`<${LensGrid} ...${{ run, lens, params, setParams, t, at, row, label }}
-    sentence=${t(settled === last ? "residual.settled.end" : "residual.settled", words)} />`;
   return html`
-    <${Pieces} pieces=${run.pieces} selected=${at} onSelect=${(i) => setParams({ at: i, from: -1 })} label=${t("residual.position")} testid="lens-positions" />
-    ${grid}
+    <${LensGrid} ...${{ run, lens, params, setParams, t, here, row, label }} sentence=${t(settled === last ? "residual.settled.end" : "residual.settled", words)} />
     <div class="pair">
-      <${TopTokens} ...${{ run, lens, row, at, t, input }} label=${label(row)} />
+      <${TopTokens} ...${{ run, lens, row, at, here, t, input }} label=${label(row)} />
       <${Updates} ...${{ lens, params, t, at, input }} />
     </div>
     <${UpdateMap} ...${{ run, lens, params, setParams, t, at }} />`;
@@ -77,44 +106,31 @@ const layerLabel = (name, t) => {
   return n === null ? t("residual.layer.embed") : t("residual.layer.n", { n });
 };
 
-function LensGrid({ run, lens, params, setParams, t, at, row, label, sentence }) {
+function LensGrid({ run, lens, params, setParams, t, here, row, label, sentence }) {
   const { measure } = params;
-  const count = lens.positions;
-  const from = params.from >= 0 && params.from < count ? params.from : Math.max(0, Math.min(at - SHOWN + 4, count - SHOWN));
-  const to = Math.min(count, from + SHOWN);
-  const shown = Array.from({ length: to - from }, (_, i) => from + i);
-  const value = (r, p) => ({ p: lens.top[r][p].p, entropy: lens.entropy[r][p], kl: lens.kl[r][p] })[measure];
-  const high = measure === "p" ? 1 : Math.max(...lens.layers.map((_, r) => Math.max(...lens[measure][r].map((v) => v ?? 0))));
+  const shown = lens.top[0].map((_, c) => lens.start + c);
+  const value = (r, c) => ({ p: lens.top[r][c].p, entropy: lens.entropy[r][c], kl: lens.kl[r][c] })[measure];
+  const high = measure === "p" ? 1 : Math.max(...lens[measure].flat().map((v) => v ?? 0));
   const cell = (r, c) => {
-    const [p, top] = [shown[c], lens.top[r][shown[c]]];
-    const numbers = { p: percent(top.p), entropy: float(lens.entropy[r][p]), kl: float(lens.kl[r][p]) };
-    return { text: visible(top.text), value: value(r, p), says: t("residual.cell", { layer: label(r), position: p, token: visible(top.text), ...numbers }) };
+    const top = lens.top[r][c];
+    const numbers = { p: percent(top.p), entropy: float(lens.entropy[r][c]), kl: float(lens.kl[r][c]) };
+    return { text: visible(top.text), value: value(r, c), says: t("residual.cell", { layer: label(r), position: shown[c], token: visible(top.text), ...numbers }) };
   };
-  return html`
-    <div class="toolbar">
-      <${Choice} label=${t("residual.measure")} value=${measure} testid="lens-measure" onChange=${(m) => setParams({ measure: m })}
-        options=${["p", "entropy", "kl"].map((m) => ({ value: m, label: t(`residual.measure.${m}`) }))} />
-      ${count > SHOWN && html`<span class="control pager">
-        <${Button} disabled=${from === 0} onClick=${() => setParams({ from: Math.max(0, from - SHOWN) })} testid="lens-earlier" label=${t("residual.grid.earlier")}>←<//>
-        <span class="number">${t("residual.grid.from", { first: from, last: to - 1, count })}</span>
-        <${Button} disabled=${to === count} onClick=${() => setParams({ from: Math.min(count - SHOWN, from + SHOWN) })} testid="lens-later" label=${t("residual.grid.later")}>→<//>
-      </span>`}
-    </div>
-    <${CellGrid} rows=${lens.layers.map((name, r) => ({ key: r, label: label(r) }))} corner=${t("residual.grid.layer")}
-      cols=${shown.map((p) => ({ key: p, label: `${p} ${pieceLabel(run.pieces[p])}`, says: `${t("residual.position")} ${p}` }))}
-      cell=${cell} low=${0} high=${high} format=${measure === "p" ? percent : float} legend=${t(`residual.measure.${measure}.long`)}
-      caption=${t("residual.grid.caption")} sentence=${sentence} name="lens" testid="lens"
-      selected=${[row, at - from]} onSelect=${(r, c) => setParams({ layer: r, at: shown[c], from })} />`;
+  return html`<${CellGrid} rows=${lens.layers.map((name, r) => ({ key: r, label: label(r) }))} corner=${t("residual.grid.layer")}
+    cols=${shown.map((p) => ({ key: p, label: `${p} ${pieceLabel(run.pieces[p])}`, says: `${t("residual.position")} ${p}` }))}
+    cell=${cell} low=${0} high=${high} format=${measure === "p" ? percent : (v) => float(v)} legend=${t(`residual.measure.${measure}.long`)}
+    caption=${t("residual.grid.caption")} sentence=${sentence} name="lens" testid="lens"
+    selected=${[row, here]} onSelect=${(r, c) => setParams({ layer: r, at: shown[c], from: lens.start })} />`;
 }
 
-function TopTokens({ run, lens, row, at, t, label, input }) {
+function TopTokens({ run, lens, row, at, here, t, label, input }) {
   const [attempt, setAttempt] = useState(0);
   const tokens = useAsync(async (signal) => {
     await quiet(80, signal);
     return (await api.get(`/api/runs/${run.id}/lens?row=${row}&position=${at}&n=${TOP}`, signal)).tokens;
   }, [run.id, row, at, attempt]);
-  const top = lens.top[row][at];
-  const words = { layer: label, position: at, input, token: visible(top.text), p: percent(top.p), entropy: float(lens.entropy[row][at]), kl: float(lens.kl[row][at]) };
+  const top = lens.top[row][here];
+  const words = { layer: label, position: at, input, token: visible(top.text), p: percent(top.p), entropy: float(lens.entropy[row][here]), kl: float(lens.kl[row][here]) };
   const columns = [
     { key: "rank", label: t("residual.top.rank"), format: "int", align: "left" },
     { key: "text", label: t("residual.top.token"), align: "left", format: visible },
@@ -152,7 +168,7 @@ function UpdateMap({ run, lens, params, setParams, t, at }) {
   const labels = useMemo(() => run.pieces.map((piece, i) => `${i} ${pieceLabel(piece)}`), [run]);
   const [layer, position] = largest(rows);
   const words = { which: t(`residual.update.${which}`), value: float(rows[layer][position]), layer, position, input: pieceLabel(run.pieces[position]) };
-  const choose = (r, c) => setParams({ at: c, from: -1, layer: lens.layers.findIndex((name) => layerNumber(name) === r) });
+  const choose = (r, c) => setParams({ at: c, layer: lens.layers.findIndex((name) => layerNumber(name) === r) });
   return html`<${Section} title=${t("residual.update.map")} testid="update-map">
     <div class="toolbar"><${Choice} label=${t("residual.update.which")} value=${which} testid="update-which" onChange=${(w) => setParams({ which: w })}
       options=${["attn", "mlp"].map((w) => ({ value: w, label: t(`residual.update.${w}`) }))} /></div>

@@ -1,7 +1,7 @@
 /** Training against generation: one pass with all labels beside one token after the other; a real step; a run's loss. */
 import { html, useEffect, useState } from "../html.js";
 import { api } from "../api.js";
-import { bytes, count, exact, float, flops, int, percent, visible } from "../format.js";
+import { bytes, exact, float, flops, int, percent, visible } from "../format.js";
 import { LineChart } from "../components/chart.js";
 import { Button, Choice, NumberField, TextField } from "../components/controls.js";
 import { Loading, Notice, Section, useAsync, ViewFrame } from "../components/frame.js";
@@ -72,7 +72,7 @@ function Training({ flow, row, setParams, t }) {
     <p class="sentence" data-testid="train-sentence" data-loss=${flow.total.loss}>${t("teaching.train.sentence", { rows: rows.length, forward: flops(flow.total.forward_flops), flops: flops(flow.total.flops), loss: float(flow.total.loss), label: worst.out, input: worst.in, worst: float(worst.loss) })}</p>
     <${DataTable} columns=${columns} rows=${rows} caption=${t("teaching.train.caption")} name="teacher-forcing" testid="train-rows" selected=${at} onRow=${(one) => setParams({ row: one.key })} />
     <h3>${t("teaching.mask.title", { n: at })}</h3>
-    <${Mask} count=${rows.length} at=${at} labels=${rows.map((one) => one.in)} />
+    <${Mask} at=${at} labels=${rows.map((one) => one.in)} />
     <p class="sentence" data-testid="mask-sentence">${t("teaching.mask.sentence", { n: at, label: rows[at].out, seen })}</p>
   <//>`;
 }
@@ -93,8 +93,8 @@ function Generation({ flow, t }) {
     { key: "step", label: t("teaching.gen.step"), format: (i) => (i === 0 ? t("teaching.gen.prefill") : int(i)), align: "left" },
     { key: "in", label: t("teaching.gen.in"), align: "left" },
     { key: "out", label: t("teaching.gen.out"), align: "left" },
-    { key: "flops_with", label: t("teaching.gen.flops"), format: "count", align: "right" },
-    { key: "flops_without", label: t("teaching.gen.flops_without"), format: "count", align: "right" },
+    { key: "flops_with", label: t("teaching.gen.flops"), format: "flops", align: "right" },
+    { key: "flops_without", label: t("teaching.gen.flops_without"), format: "flops", align: "right" },
     { key: "ms", label: t("teaching.gen.ms"), format: "float" },
   ];
   return html`<${Section} title=${t("teaching.gen.title")} testid="generation">
