@@ -229,6 +229,16 @@ def test_the_lens_is_the_logit_lens(client: TestClient, run: MakeRun, trace: Tra
         torch.testing.assert_close(torch.tensor(found["update"][name]), getattr(norms, name)[:, 0])
 
 
+def test_the_lens_of_some_positions_is_a_part_of_the_whole(client: TestClient, run: MakeRun):
+    url = f"/api/runs/{run(text=TEXT)['id']}/lens"
+    whole, part = good(client.get(url)), good(client.get(url, params={"first": 4, "count": 3}))
+    assert (part["first"], part["positions"]) == (4, 3)
+    assert [[cell["id"] for cell in row] for row in part["top"]] == [
+        [cell["id"] for cell in row[4:7]] for row in whole["top"]
+    ]
+    assert part["update"]["mlp"] == [row[4:7] for row in whole["update"]["mlp"]]
+
+
 def test_after_the_last_layer_the_lens_shows_the_models_own_logits(
     client: TestClient, run: MakeRun, trace: Trace
 ):
