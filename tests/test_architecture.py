@@ -62,6 +62,9 @@ RULES = {
     "bench_experts": Rule(
         own="spec ledger model weights native bench", libraries="torch", inside="transformers"
     ),
+    "bench_train": Rule(
+        own="spec ledger model weights train bench", libraries="torch numpy", inside="transformers"
+    ),
     "serve": Rule(
         own="files spec models sources ledger plan text model weights native infer trace lm",
         libraries="torch starlette",
@@ -69,7 +72,7 @@ RULES = {
     "cli": Rule(
         own=(
             "files spec models sources ledger plan text model weights native infer train trace lm bench "
-            "bench_experts serve"
+            "bench_experts bench_train serve"
         ),
         libraries="typer",
         inside=f"rich uvicorn {LIBRARIES}",

@@ -122,3 +122,22 @@ def test_a_model_without_experts_is_told_so(openbook, model: str):
     done = openbook("bench", model, "--experts")
     assert done.code != 0
     assert "has no experts" in done.err
+
+
+def test_training_is_measured_beside_transformers(openbook, tmp_path: Path):
+    config = {
+        "model_type": "llama", "vocab_size": 90, "hidden_size": 32, "intermediate_size": 48,
+        "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 64,
+    }  # fmt: skip
+    (tmp_path / "small.json").write_text(json.dumps(config))
+    arguments = ("--train", "--vs", "hf", "--rows", "2", "--length", "33", "-r", "1", "--dtype", "fp32")
+    done = openbook("bench", str(tmp_path / "small.json"), *arguments, "--json")
+    assert done.code == 0, done.err
+    ours, theirs = json.loads(done.out)["train"]
+    assert (ours["way"], theirs["way"]) == ("openbook", "hf")
+    assert ours["first_loss"] == pytest.approx(theirs["first_loss"], rel=1e-6)
+    assert theirs["ratio_of_openbook"] > 0
+    # Four copies of every weight are there in any case: itself, its gradient, two moments.
+    if ours["peak_bytes"] is not None:
+        assert min(ours["peak_bytes"], theirs["peak_bytes"]) > 16 * (2 * 90 * 32 + 4 * 32**2 + 3 * 32 * 48)
+    assert openbook("bench", str(tmp_path / "small.json"), "--train", "--dtype", "q8_0").code == 2

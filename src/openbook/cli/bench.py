@@ -17,6 +17,7 @@ from openbook.cli.options import Force, Json, Quiet, Threads, Verbose, Weights
 if TYPE_CHECKING:
     from openbook.bench import Result
     from openbook.bench_experts import ExpertsResult
+    from openbook.bench_train import TrainResult
 
 
 def run(
@@ -47,6 +48,17 @@ def run(
             help="Only the experts of one layer, with random weights: MODEL may be a preset, too.",
         ),
     ] = False,
+    train: Annotated[
+        bool,
+        typer.Option(
+            "--train", help="Steps of training, and their memory; MODEL may be a preset or a config.json."
+        ),
+    ] = False,
+    compiled: Annotated[
+        bool, typer.Option("--compile", help="With --train: under torch.compile as well.")
+    ] = False,
+    rows: Annotated[int, typer.Option(min=1, help="With --train: rows of a step.")] = 4,
+    length: Annotated[int, typer.Option(min=2, help="With --train: tokens of a row.")] = 512,
     force: Force = False,
     json: Json = False,
     quiet: Quiet = False,
@@ -59,6 +71,10 @@ def run(
         raise MissingExtraError("--vs hf needs transformers: pip install transformers accelerate gguf")
     if experts:
         _bench_experts(model, dtype, threads, repetitions, vs == "hf", force, json)
+        return
+    if train:
+        shapes = [(rows, length, name) for name in (dtype or "fp32,bf16").split(",")]
+        _bench_train(model, shapes, threads, repetitions, vs == "hf", compiled, force, json)
         return
     from openbook import bench
     from openbook.cli.loading import load, source_with_weights
@@ -101,6 +117,40 @@ def _bench_experts(
         terminal.write_json("bench", {"model": name, "experts": [_plain_experts(r) for r in results]})
     else:
         print(_experts_table(name, results), end="")
+
+
+def _bench_train(
+    model: str,
+    shapes: list[tuple[int, int, str]],
+    threads: int | None,
+    repetitions: int,
+    vs_hf: bool,
+    compiled: bool,
+    force: bool,
+    json: bool,
+) -> None:
+    import torch
+
+    from openbook.bench_train import Shape, bench_train
+    from openbook.sources import resolve
+
+    if unknown := {dtype for *_, dtype in shapes} - {"fp32", "bf16"}:
+        raise UsageError(f"--dtype {min(unknown)}: training computes in fp32 or bf16")
+    spec = resolve(model).spec
+    _warn_if_busy()
+    if threads is not None:
+        torch.set_num_threads(threads)
+    results = []
+    with terminal.Status() as status:
+        for shape in shapes:
+            results += bench_train(
+                spec, Shape(*shape), repetitions, vs_hf, compiled, force=force, progress=status
+            )
+    name = Path(model).stem
+    if json:
+        terminal.write_json("bench", {"model": name, "train": [_plain_train(r) for r in results]})
+    else:
+        print(_train_table(name, results), end="")
 
 
 def _warn(text: str) -> None:
@@ -231,6 +281,49 @@ def _experts_notes(results: list[ExpertsResult], compared: bool) -> Iterator[str
     )
 
 
+def _train_table(name: str, results: list[TrainResult]) -> str:
+    from openbook.bench import spread
+    from openbook.ledger.table import Column, Table, human_bytes
+
+    titles = ["training", "dtype", "rows", "t/s", "MFU", "ours is", "peak memory", "ours takes"]
+    ours = {r.shape: r for r in results if r.way == "openbook"}
+    rows = []
+    for result in results:
+        peak, our_peak = result.peak, ours[result.shape].peak
+        off = spread([result.shape.tokens / seconds for seconds in result.samples])
+        rows.append(
+            (
+                f"{name} {result.way}",
+                result.shape.dtype,
+                f"{result.shape.rows} × {result.shape.length}",
+                f"{result.tokens_per_s:,.0f} ± {off:,.0f}",
+                f"{result.mfu:.0%}",
+                f"{result.ratio:.2f} ×" if result.way != "openbook" else "",
+                human_bytes(peak) if peak is not None else "",
+                f"{our_peak / peak:.2f} ×" if peak and our_peak and result.way != "openbook" else "",
+            )
+        )
+    left = {"training", "dtype"}
+    columns = tuple(Column(title, "text" if title in left else "count") for title in titles)
+    return Table("", columns, tuple(rows), tuple(_train_notes(results))).text().lstrip("\n")
+
+
+def _train_notes(results: list[TrainResult]) -> Iterator[str]:
+    from openbook.ledger.table import human_bytes
+
+    yield (
+        f"t/s: tokens a second of whole steps, the median of {len(results[0].samples)} repetitions ± half "
+        "their range; ours is: how many times as fast Openbook was, the median of the repetitions' ratios."
+    )
+    rates = {r.shape.dtype: f"{r.matmul_flops_per_s / 1e9:,.0f} GFLOP/s in {r.shape.dtype}" for r in results}
+    yield f"MFU: the ledger's FLOPs, 3 × forward, over products measured at {', '.join(rates.values())}."
+    if any(r.peak for r in results):
+        yield "peak memory: of a new process during its first steps, beyond what it held without a model."
+        predicted = {r.shape.dtype: r.predicted for r in results if r.predicted}
+        words = ", ".join(f"{human_bytes(n)} in {dtype}" for dtype, n in predicted.items())
+        yield f"predicted from the ledger for Openbook: {words}."
+
+
 # --- for programs -------------------------------------------------------------------------------
 
 
@@ -258,6 +351,25 @@ def _plain(result: Result) -> dict[str, Any]:
         "matmul_flops_per_s": result.machine.flops_per_s.get(result.setup.dtype),
         "ratio_to_hf": result.ratio,
         "ratio_to_hf_dtype": result.hf_dtype,
+    }
+
+
+def _plain_train(result: TrainResult) -> dict[str, Any]:
+    return {
+        "way": result.way,
+        "dtype": result.shape.dtype,
+        "rows": result.shape.rows,
+        "length": result.shape.length,
+        "tokens_per_s": result.tokens_per_s,
+        "seconds": result.seconds,
+        "samples_s": list(result.samples),
+        "first_loss": result.first_loss,
+        "flops": result.flops,
+        "matmul_flops_per_s": result.matmul_flops_per_s,
+        "mfu": result.mfu,
+        "ratio_of_openbook": result.ratio,
+        "peak_bytes": result.peak,
+        "predicted_bytes": result.predicted,
     }
 
 
