@@ -71,17 +71,13 @@ def test_a_step_that_is_not_kept_can_be_edited():
 
 
 def test_an_edit_works_on_its_own_copy():
-    decoder = noisy_decoder(VARIANTS["latent"])  # k_rope is a part of kv_down there
-    ids = random_ids(decoder.spec, BATCH, NEW)
-
-    def in_place(x: Tensor) -> Tensor:
-        return x.mul_(0.5)
-
+    """One token masks nothing, and its masked scores are the scores themselves."""
+    decoder = noisy_decoder(VARIANTS["llama"])
+    ids, scores, masked = random_ids(decoder.spec, 1, 1), "layers.2.attn.scores", "layers.2.attn.masked"
     plain = record(decoder, ids)
-    step = "layers.2.attn.kv_norm"
-    trace = record(decoder, ids, patch={step: in_place})
-    assert torch.equal(trace.tensor("layers.2.attn.kv_down"), plain.tensor("layers.2.attn.kv_down"))
-    assert torch.equal(trace.tensor(step), plain.tensor(step) * 0.5)
+    trace = record(decoder, ids, patch={masked: lambda x: x.mul_(0.5)})
+    assert torch.equal(trace.tensor(scores), plain.tensor(scores))
+    assert torch.equal(trace.tensor(masked), plain.tensor(scores) * 0.5)
 
 
 # --- heads --------------------------------------------------------------------------------------
