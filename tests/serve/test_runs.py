@@ -231,12 +231,20 @@ def test_the_lens_is_the_logit_lens(client: TestClient, run: MakeRun, trace: Tra
 
 def test_the_lens_of_some_positions_is_a_part_of_the_whole(client: TestClient, run: MakeRun):
     url = f"/api/runs/{run(text=TEXT)['id']}/lens"
-    whole, part = good(client.get(url)), good(client.get(url, params={"first": 4, "count": 3}))
-    assert (part["first"], part["positions"]) == (4, 3)
+    whole, part = good(client.get(url)), good(client.get(url, params={"start": 4, "stop": 7}))
+    assert (part["start"], part["positions"]) == (4, len(TEXT.encode()))
     assert [[cell["id"] for cell in row] for row in part["top"]] == [
         [cell["id"] for cell in row[4:7]] for row in whole["top"]
     ]
-    assert part["update"]["mlp"] == [row[4:7] for row in whole["update"]["mlp"]]
+    assert part["update"] == whole["update"]  # at every position: it takes no head
+
+
+def test_a_run_remembers_few_of_its_answers(client: TestClient, run: MakeRun, explorer: Explorer):
+    name = run(text=TEXT)["id"]
+    for start in range(12):
+        good(client.get(f"/api/runs/{name}/lens", params={"start": start}))
+    assert list(explorer.run(name).derived)[-2:] == ["lens 10 20", "lens 11 20"]
+    assert len(explorer.run(name).derived) == 8
 
 
 def test_after_the_last_layer_the_lens_shows_the_models_own_logits(
@@ -251,7 +259,16 @@ def test_after_the_last_layer_the_lens_shows_the_models_own_logits(
 
 
 @pytest.mark.parametrize(
-    "query", [{"row": 3, "position": 0}, {"row": 0}, {"position": 0}, {"row": 0, "position": 99}]
+    "query",
+    [
+        {"row": 3, "position": 0},
+        {"row": 0},
+        {"position": 0},
+        {"row": 0, "position": 99},
+        {"start": 5, "stop": 5},
+        {"start": 99},
+        {"stop": 99},
+    ],
 )
 def test_a_cell_that_the_lens_has_not_is_a_bad_request(
     client: TestClient, run: MakeRun, query: dict[str, Any]

@@ -268,24 +268,25 @@ class Api:
         run = self._run(request)
         layers, tokens = run.trace.spec.n_layers, len(run.prompt.ids)
         keys: Keys = {
-            "first": Key(Integer(0, tokens - 1), 0),
-            "count": Key(Integer(1, tokens), tokens),
+            "start": Key(Integer(0, tokens - 1), 0),
+            "stop": Key(Integer(1, tokens), tokens),
             "row": Key(Integer(0, layers - 1)),
             "position": Key(Integer(0, tokens - 1)),
             "n": Key(Integer(1, 100), 12),
         }
         given = query(request, keys)
-        row, position, first = given["row"], given["position"], given["first"]
-        count = min(given["count"], tokens - first)
+        row, position, start, stop = (given[name] for name in ("row", "position", "start", "stop"))
         if (row is None) != (position is None):
             raise RequestError("row", "and position are given together, or neither")
+        if not start < stop:
+            raise RequestError("stop", f"must be beyond start, {start}")
 
         def read() -> str:
             decoder = self.explorer.weights(run.model).decoder
             if row is not None:
                 return to_json(inside.lens_cell(run, decoder, row, position, given["n"]))
             return run.remembered(
-                f"lens {first} {count}", lambda: to_json(inside.lens(run, decoder, first, count))
+                f"lens {start} {stop}", lambda: to_json(inside.lens(run, decoder, slice(start, stop)))
             )
 
         return written_json(await finished(self.explorer.worker.submit(read)))

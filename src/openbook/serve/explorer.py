@@ -43,6 +43,9 @@ MAX_OPEN = 8
 MAX_LOADED = 2
 """Models whose weights are in memory at once: two can be compared."""
 
+MAX_DERIVED = 8
+"""Answers that a run remembers: each is small beside its tensors."""
+
 CHARS_PER_TOKEN = 32
 """Characters of a prompt that are read for each token that a trace may have."""
 
@@ -136,7 +139,7 @@ class Run:
     trace: Trace
     seconds: float
     derived: dict[str, Any] = field(default_factory=dict)
-    """What has been computed from the tensors and may be asked for again: small beside them."""
+    """What has been computed from the tensors and may be asked for again, the youngest last."""
 
     @property
     def nbytes(self) -> int:
@@ -145,10 +148,12 @@ class Run:
         return self.trace.bytes + choices
 
     def remembered(self, name: str, compute: Callable[[], T]) -> T:
-        """What was computed under this name, or is computed now."""
-        if name not in self.derived:
-            self.derived[name] = compute()
-        return self.derived[name]
+        """What was computed under this name, if that was not long ago, or is computed now."""
+        found = self.derived.pop(name, None) or compute()
+        self.derived[name] = found
+        while len(self.derived) > MAX_DERIVED:
+            self.derived.pop(next(iter(self.derived)), None)
+        return found
 
     @property
     def short(self) -> dict[str, Any]:

@@ -49,18 +49,14 @@ def lens(run: Run, decoder: Decoder, positions: slice = slice(None)) -> dict[str
     return {
         "layers": [last_of_layer(spec, layer) for layer in found.layers],
         "start": positions.start or 0,
-        "first": first,
-        "positions": count,
+        "positions": trace.ids.shape[1],
         "top": [
             [{"id": i, "text": run.model.text(i), "p": p} for i, p in zip(*row, strict=True)]
             for row in zip(ids, probs, strict=True)
         ],
         "entropy": found.entropy[:, 0].tolist(),
         "kl": found.kl[:, 0].tolist(),
-        "update": {
-            name: getattr(norms, name)[:, 0, first : first + count].tolist()
-            for name in ("attn", "mlp", "block", "stream")
-        },
+        "update": {name: getattr(norms, name)[:, 0].tolist() for name in ("attn", "mlp", "block", "stream")},
     }
 
 
