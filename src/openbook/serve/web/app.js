@@ -1,5 +1,5 @@
 /** The page: rail of views, top bar, the view itself. Everything shown follows the address (state.js). */
-import { computed, html, render, signal, useEffect, useRef, useState } from "./html.js";
+import { computed, html, render, signal, useEffect, useLayoutEffect, useRef, useState } from "./html.js";
 import { api, ApiError } from "./api.js";
 import { Button, Choice, TextField, Toggle } from "./components/controls.js";
 import { Loading, Notice } from "./components/frame.js";
@@ -107,7 +107,7 @@ const dialog = signal("");
 function Dialog({ name, title, children }) {
   const element = useRef(null);
   const open = dialog.value === name;
-  useEffect(() => {
+  useLayoutEffect(() => {
     if (open && !element.current.open) element.current.showModal();
     if (!open && element.current.open) element.current.close();
   }, [open]);
@@ -175,7 +175,7 @@ function missing(needs) {
 function Main() {
   const module = shown.value;
   const main = useRef(null);
-  useEffect(() => { if (main.current.dataset.view && module) main.current.querySelector("#view-title")?.focus({ preventScroll: true }); main.current.dataset.view = module?.id ?? ""; window.scrollTo(0, 0); }, [module]);
+  useLayoutEffect(() => { if (main.current.dataset.view && module) main.current.querySelector("#view-title")?.focus({ preventScroll: true }); main.current.dataset.view = module?.id ?? ""; window.scrollTo(0, 0); }, [module]);
   if (!module) return html`<main ref=${main} id="content" tabindex="-1"><${Loading} /></main>`;
   const lack = missing(module.needs);
   return html`<main ref=${main} id="content" tabindex="-1" aria-busy=${String(pending.value !== "")}>
