@@ -22,12 +22,13 @@ import openbook as ob
 from openbook.lm import LanguageModel
 from openbook.model import init_weights
 from openbook.model.decoder import Decoder
+from openbook.spec.reader import UnsupportedError
 from openbook.train.lora import lora_parameters
 from openbook.train.recipe import Recipe, read_recipe, recipe_of
 from openbook.train.run import carry_out, open_run
 from openbook.train.start import prediction
 from openbook.weights.load import load_decoder
-from openbook.weights.save import save_hf
+from openbook.weights.save import save_hf, save_own
 from variants import VARIANTS
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -94,7 +95,11 @@ def in_peft(base: Path, adapter: Path) -> Any:
 def tiny(chat_folder: Path, tmp_path: Path) -> Path:
     """A random chat model of 302 tokens, in a folder that transformers loads too."""
     spec = VARIANTS["llama"].replace(vocab_size=302, max_positions=256)
-    save_hf(init_weights(Decoder(spec), seed=3, std=0.2), tmp_path / "base", extra_files=sorted(chat_folder.iterdir()))
+    save_hf(
+        init_weights(Decoder(spec), seed=3, std=0.2),
+        tmp_path / "base",
+        extra_files=sorted(chat_folder.iterdir()),
+    )
     return tmp_path / "base"
 
 
@@ -128,6 +133,16 @@ def test_a_tiny_models_adapters_learn_and_are_those_that_peft_loads(tiny: Path, 
     assert (merged - base).abs().max() > 0.01, "the adapters change nothing"
     saved = ob.load(tmp_path / "run" / "model")
     assert saved.chat_template is not None
+
+
+def test_adapters_that_could_not_be_saved_are_refused_before_the_first_step(
+    chat_folder: Path, tmp_path: Path
+):
+    spec = VARIANTS["sinks"].replace(vocab_size=302, max_positions=256)
+    base = tmp_path / "base"
+    save_own(init_weights(Decoder(spec)), base, extra_files=sorted(chat_folder.iterdir()))
+    with pytest.raises(UnsupportedError, match="Hugging Face"):
+        open_run(tiny_recipe(base, tmp_path, lora={"rank": 4}), tmp_path / "run")
 
 
 # --- SmolLM2 --------------------------------------------------------------------------------------------

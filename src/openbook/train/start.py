@@ -21,7 +21,7 @@ from openbook.text import Tokenizer
 from openbook.train import data
 from openbook.train.corpus import corpus_of
 from openbook.train.loop import Trainer
-from openbook.train.lora import add_lora, lora_parameters, lora_rows
+from openbook.train.lora import add_lora, check_peft, lora_parameters, lora_rows
 from openbook.train.optim import Optimizer, cosine, parameter_groups, warmup_stable_decay
 from openbook.train.pack import Packed
 from openbook.train.predict import Prediction, predict
@@ -165,12 +165,14 @@ def schedule_of(train: TrainPart) -> Callable[[int], float]:
 
 
 def trainer_of(recipe: Recipe, spec: ModelSpec, samples: Packed) -> Trainer:
-    """A new model, or the one to begin with, and what trains it."""
+    """A new model, or the one to begin with, and what trains it. Raises `UnsupportedError` for adapters that
+    could not be saved for peft."""
     train, lora = recipe.train, recipe.lora
     decoder = init_weights(Decoder(spec), train.seed) if recipe.base is None else _loaded(recipe.base)
     rows = ledger(decoder.spec).tensors
     if lora is not None:
         add_lora(decoder, lora.rank, lora.alpha, lora.targets, train.seed)
+        check_peft(decoder, sources.resolve(recipe.base or "").family)
         rows = [*rows, *lora_rows(decoder.spec, lora.rank, lora.targets)]
     return Trainer(
         decoder,
