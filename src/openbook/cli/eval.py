@@ -95,6 +95,7 @@ def _told(model: str, score: Score, dtype: str) -> str:
         f"  {found.nats_per_token:.4f} nats per token   perplexity {shown}\n"
         f"  {found.bits_per_byte:.4f} bits per byte\n"
         f"{score.documents:,} document{'s' * (score.documents != 1)}, {found.labels:,} of {score.tokens:,} "
-        f"tokens predicted, which stand for {found.bytes:,} bytes;\n{score.rows:,} rows of {score.context:,} tokens, "
-        f"stride {score.context:,}: each begins without what came before it.\n"
+        f"tokens predicted, which stand for {found.bytes:,} bytes;\n"
+        f"{score.rows:,} rows of {score.context:,} tokens, stride {score.context:,}: "
+        "each begins without what came before it.\n"
     )
