@@ -82,13 +82,15 @@ def test_the_oldest_model_is_closed_when_too_many_are_open(tmp_path: Path):
         refused(client.get(f"/api/models/{opened[0].id}"), 404)
 
 
-def test_a_run_fits_if_and_only_if_its_tokens_are_within_the_limit():
-    for spec in variants.VARIANTS.values():
-        growth = books.trace_growth(spec, "fp32")
-        for tokens in (1, 3, 50):
-            assert growth[0] * tokens + growth[1] * tokens**2 == trace_bytes(spec, "fp32", 1, tokens)
-        most = books.longest_trace(growth, 10**7)
-        assert trace_bytes(spec, "fp32", 1, most) <= 10**7 < trace_bytes(spec, "fp32", 1, most + 1)
+@pytest.mark.parametrize("name", variants.VARIANTS)
+def test_what_a_run_may_take_is_its_trace_and_little_more(name: str):
+    spec = variants.VARIANTS[name]
+    linear, squared = books.trace_growth(spec, "fp32")
+    for tokens in (1, 3, 50):
+        promised = linear * tokens + squared * tokens**2
+        assert trace_bytes(spec, "fp32", 1, tokens) < promised < 1.02 * trace_bytes(spec, "fp32", 1, tokens)
+    most = books.longest_trace((linear, squared), 10**7)
+    assert linear * most + squared * most**2 <= 10**7 < linear * (most + 1) + squared * (most + 1) ** 2
 
 
 # --- the ledger ---

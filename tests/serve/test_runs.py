@@ -14,9 +14,11 @@ import variants
 from openbook.infer import sample
 from openbook.infer.sample import Sampler, SamplingParams
 from openbook.lm import LanguageModel, load
+from openbook.serve import books
 from openbook.serve.explorer import Explorer
 from openbook.spec.model import LatentAttention
-from openbook.trace import Trace, attention_entropy, logit_lens, sink_share, update_norms
+from openbook.trace import Trace, attention_entropy, logit_lens, sink_share, trace_bytes, update_norms
+from openbook.weights.save import save_own
 from served import good, refused
 
 TEXT = "Über 世界, und so"
@@ -65,9 +67,16 @@ def test_every_step_of_the_trace_is_told_with_its_numbers(run: MakeRun, trace: T
     assert any(row["seconds"] for row in found["steps"])
 
 
-def test_a_run_takes_the_bytes_that_the_ledger_says(run: MakeRun, explorer: Explorer):
-    found = run(text=TEXT + "!")
-    assert found["bytes"] == explorer.run(found["id"]).trace.bytes
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_run_takes_the_bytes_that_the_ledger_says(tmp_path: Path, dtype: str):
+    decoder = variants.noisy_decoder(served.SPEC, {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype])
+    save_own(decoder, tmp_path / "m")
+    explorer = Explorer(served.STORE)
+    model = explorer.open(str(tmp_path / "m"))
+    assert model.dtype == dtype
+    run = explorer.start_run(model, explorer.prompt(model, ids=[5, 3, 90, 2, 17])).result(60)
+    mask = 5 * 5  # shared by all layers, since five tokens fill no window
+    assert run.nbytes == trace_bytes(served.SPEC, dtype, 1, 5) + mask == explorer.store.nbytes
 
 
 def test_the_same_prompt_is_the_same_run_however_it_is_given(run: MakeRun, explorer: Explorer):
@@ -396,6 +405,8 @@ def test_every_variant_can_be_looked_into(name: str, tmp_path: Path):
     with served.client_of(Explorer(served.STORE)) as client:
         opened = good(client.post("/api/models", json={"name": str(folder)}))
         found = good(client.post(f"/api/models/{opened['id']}/runs", json={"ids": [5, 3, 90, 2, 17, 4, 8]}))
+        linear, squared = books.trace_growth(spec, "fp32")
+        assert trace_bytes(spec, "fp32", 1, 7) < found["bytes"] <= 7 * linear + 49 * squared
         heads = [block.attn.n_heads for block in spec.layers]
         assert [row["n_heads"] for row in found["heads"]] == heads
         latent = isinstance(spec.layers[0].attn, LatentAttention)

@@ -87,9 +87,11 @@ def run(
     print(address, flush=True)
     terminal.note("Ctrl-C ends it.")
     if browser:
+        import threading
         import webbrowser
 
-        webbrowser.open(address)
+        # A browser of the terminal would not let go before the server has answered it.
+        threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
     try:
         uvicorn.Server(config).run(sockets=[listening])
     finally:

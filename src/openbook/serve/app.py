@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from openbook.infer.sample import RequestError, SamplingParams
+from openbook.ledger import Ledger
 from openbook.serve import books, decoding, inside, slices, static, teaching, training
 from openbook.serve.comparing import compare
 from openbook.serve.errors import ApiError, api_error
@@ -325,7 +326,7 @@ class Api:
 
         def lines() -> Iterator[dict[str, Any]]:
             length = len(prompt.ids) + n
-            needed = books.Ledger(model.spec).kv_bytes(1, length, model.dtype)
+            needed = Ledger(model.spec).kv_bytes(1, length, model.dtype)
             with self.explorer.store.room(needed, f"a KV cache for {length:,} tokens"):
                 yield from decoding.generation(model, self.explorer.weights(model).decoder, prompt.ids, n)
 

@@ -12,7 +12,7 @@ from openbook.ledger import CONVENTIONS, Ledger, OpRow, TensorRow, Workload
 from openbook.ledger.table import grouped, layer_label
 from openbook.ledger.tensors import LETTERS, block_numbers, model_numbers
 from openbook.serve.formulas import describe
-from openbook.spec.model import ModelSpec, to_dict
+from openbook.spec.model import Experts, ModelSpec, to_dict
 from openbook.spec.model import describe as in_words
 from openbook.trace.rows import axes_of, trace_bytes
 from openbook.trace.schema import local_name
@@ -201,10 +201,17 @@ def _layer_of(name: str) -> int | None:
 
 
 def trace_growth(spec: ModelSpec, dtype: str) -> tuple[int, int]:
-    """b and c: a trace of T tokens takes b·T + c·T² bytes, exactly."""
+    """b and c: a run of T tokens takes at most b·T + c·T² bytes.
+
+    The tensors of its trace, exactly; a mask of a byte for each query and key, which all layers of one window
+    share; of each token the chosen experts' numbers, 8 bytes each; each sink's column of the probabilities.
+    """
     one, two = (trace_bytes(spec, dtype, 1, tokens) for tokens in (1, 2))
     squared = (two - 2 * one) // 2
-    return one - squared, squared
+    masks = len({block.attn.window for block in spec.layers})
+    chosen = sum(8 * block.mlp.n_active for block in spec.layers if isinstance(block.mlp, Experts))
+    sinks = sum(4 * block.attn.n_heads for block in spec.layers if getattr(block.attn, "sinks", False))
+    return one - squared + chosen + sinks, squared + masks
 
 
 def longest_trace(growth: tuple[int, int], limit: int) -> int:

@@ -18,6 +18,7 @@ import torch
 
 from openbook import models
 from openbook.infer.sample import RequestError
+from openbook.ledger import Ledger
 from openbook.ledger.table import human_bytes
 from openbook.lm import MISSING_TOKENIZER, LanguageModel
 from openbook.serve import books, formulas, training
@@ -103,7 +104,7 @@ class Model:
             "has_tokenizer": self.tokenizer is not None,
             "has_chat": self.template is not None,
             "dtype": self.dtype,
-            "params": books.Ledger(self.spec).params.total,
+            "params": Ledger(self.spec).params.total,
             "spec": books.spec_numbers(self.spec),
             "heads": heads_of(self.spec),
             "limits": {"tokens": self.max_tokens, "prompt_chars": self.max_chars},
