@@ -23,7 +23,7 @@ from openbook.lm import LanguageModel
 from openbook.model import init_weights
 from openbook.model.decoder import Decoder
 from openbook.spec.reader import UnsupportedError
-from openbook.train.lora import lora_parameters
+from openbook.train.lora import load_peft, lora_parameters
 from openbook.train.recipe import Recipe, read_recipe, recipe_of
 from openbook.train.run import carry_out, open_run
 from openbook.train.start import prediction
@@ -193,9 +193,18 @@ def test_smollm2_learns_a_world_that_does_not_exist(
     if way == "lora":
         base = tmp_path / "base"
         save_hf(load_decoder("smollm2-135m", torch.float32), base)
-        ids = torch.tensor(
-            [lm.chat_ids([{"role": "user", "content": "Which river flows through Nevulune?"}])]
-        )
-        merged = logits(load_decoder(run / "model"), ids)
-        adapted = logits(in_peft(base, run / "adapter"), ids)
-        torch.testing.assert_close(adapted, merged, rtol=0, atol=1e-4)
+        ids = lm.chat_ids([{"role": "user", "content": "Which river flows through Nevulune?"}])
+        check_adapters(base, run, torch.tensor([ids]))
+
+
+def check_adapters(base: Path, run: Path, ids: torch.Tensor) -> None:
+    """Adapters give what peft gives, the merged model what transformers gives of it. Both are the same but
+    for the rounding of merged weights: 1e-5 of the largest logit, which is about 35."""
+    decoder = load_decoder(base)
+    load_peft(decoder, run / "adapter")
+    adapted = logits(decoder, ids)
+    torch.testing.assert_close(logits(in_peft(base, run / "adapter"), ids), adapted, rtol=0, atol=1e-5)
+    merged = logits(load_decoder(run / "model"), ids)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(run / "model", dtype=torch.float32)
+    torch.testing.assert_close(logits(theirs, ids), merged, rtol=0, atol=1e-5)
+    assert (merged - adapted).abs().max() < 1e-5 * adapted.abs().max()
