@@ -122,7 +122,7 @@ def bench_train(
         "hf compiled": against_hf and compiled,
     }
     ways: list[Way] = [way for way, is_wanted in wanted.items() if is_wanted]
-    predicted = predict(spec, _recipe(shape), shape.length).bytes
+    predicted = predict(spec, _recipe(shape), shape.length, packed=False).bytes
     if not force:
         check_fit(f"training {spec.name or 'the model'} on {len(ways)} sides", len(ways) * predicted)
     with tempfile.TemporaryDirectory(prefix="openbook-bench-") as scratch:

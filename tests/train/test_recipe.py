@@ -121,11 +121,8 @@ def test_a_prediction_is_the_ledgers(recipe: Path):
     items = {row.name: row.bytes for row in found.memory}
     assert items["weights"] == items["gradients"] == 4 * found.params
     assert items["optimizer"] == 8 * found.params
-    assert items["activations"] == book.memory(Workload("train", batch=2, new=16))["activations"]
-    assert items["masks"] == 2 * 16 * 16 * (
-        1 + 4 * 3 * 2
-    )  # one table of bytes; 3 layers with 2 groups of heads
-    assert items["loss"] == 4 * (4 * 2 * 16 * 131 + 2 * 131 * 52)
+    # Hidden states, those with a label, and their gradients; and one table of logits.
+    assert items["work"] == 3 * 2 * 16 * 52 * 4 + 2 * 16 * 131 * 4
     assert found.bytes == sum(items.values())
 
 

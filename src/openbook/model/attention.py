@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from openbook.model.norm import HeadNorm
+from openbook.model.norm import HeadNorm, as_read_by
 from openbook.model.positions import Rotate, Rotation, Temperature
 from openbook.spec.model import Alibi, Chunk
 from openbook.spec.model import Attention as AttentionSpec
@@ -247,7 +247,7 @@ class Attention(nn.Module):
     def forward(
         self, x: Float[Tensor, "B T D"], place: Place, cache: LayerCache | None = None
     ) -> Float[Tensor, "B T D"]:
-        x = x.to(self.q.weight.dtype)
+        x = as_read_by(self.q.weight, x)
         q, k, v = (self._heads(project(x)) for project in (self.q, self.k, self.v))
         q = self._turned(q, self.q_norm, self.q_rope, place)
         k = self._turned(k, self.k_norm, self.k_rope, place)

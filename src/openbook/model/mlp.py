@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from openbook.model.norm import as_read_by
 from openbook.spec.model import Mlp as MlpSpec
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -52,6 +53,6 @@ class Mlp(nn.Module):
         self.down = nn.Linear(spec.d_ff, d_model, bias=spec.down_bias)
 
     def forward(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
-        x = x.to(self.up.weight.dtype)
+        x = as_read_by(self.up.weight, x)
         gate = self.gate(x) if self.gate is not None else None
         return self.down(self.act(self.up(x), gate))

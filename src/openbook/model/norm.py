@@ -59,6 +59,11 @@ class HeadNorm(Norm):
         return y.reshape(rows.shape).transpose(1, 2)
 
 
+def as_read_by(weight: Tensor, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+    """x as a product with `weight` reads it: in its dtype, unless it has been rounded to a shorter one."""
+    return x if x.dtype.itemsize < weight.dtype.itemsize else x.to(weight.dtype)
+
+
 def norm_or_identity(spec: NormSpec | None, width: int) -> nn.Module:
     """The norm a spec asks for at some place, which may be none."""
     return nn.Identity() if spec is None else Norm(spec, width)

@@ -56,11 +56,7 @@ def use_fast_modules(decoder: Decoder) -> None:
     and norms, rotations and gates in C where there is a compiler."""
     if decoder.embed.weight.device.type != "cpu":
         return
-    try:
-        library()
-    except NativeUnavailableError:
-        pass
-    else:
+    if has_native_modules():
         use_native_modules(decoder)
         for layer in _layers(decoder):
             _round_once(layer.attn_norm)
@@ -72,6 +68,15 @@ def use_fast_modules(decoder: Decoder) -> None:
             decoder.set_submodule(name, FastLinear(module))
         elif isinstance(module, FusedCore):
             module.causal = learned_causal_attention
+
+
+def has_native_modules() -> bool:
+    """Whether there is a compiler, or what it made before."""
+    try:
+        library()
+    except NativeUnavailableError:
+        return False
+    return True
 
 
 def _round_once(norm: nn.Module) -> None:

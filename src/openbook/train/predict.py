@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from openbook.ledger import Workload, ledger
 from openbook.ledger.memory import MemoryRow
-from openbook.spec.model import Attention, ModelSpec
-from openbook.train.loss import MAX_LOGITS
+from openbook.ledger.ops import OpRow
+from openbook.native.modules import LEARNED_THROUGH
+from openbook.spec.model import Attention, Block, Experts, ModelSpec
+from openbook.train.layers import QUERIES, has_native_modules
+from openbook.train.loss import rows_at_once
 from openbook.train.recipe import TrainPart
 
 
@@ -29,8 +33,8 @@ class Prediction:
         return sum(row.bytes for row in self.memory)
 
 
-def predict(spec: ModelSpec, train: TrainPart, length: int) -> Prediction:
-    """The books of a run with rows of `length` tokens."""
+def predict(spec: ModelSpec, train: TrainPart, length: int, packed: bool = True) -> Prediction:
+    """The books of a run with rows of `length` tokens, each of several documents if `packed`."""
     book = ledger(spec, "fp32")
     step = Workload("train", batch=train.rows, new=length)
     flops = book.totals(step).flops
@@ -39,34 +43,122 @@ def predict(spec: ModelSpec, train: TrainPart, length: int) -> Prediction:
         tokens=train.steps * train.rows * length,
         flops=train.steps * flops,
         step_flops=flops,
-        memory=tuple(_memory(spec, train, length)),
+        memory=max(_moments(spec, train, length, packed), key=lambda rows: sum(row.bytes for row in rows)),
         conventions=tuple(book.conventions(step)),
     )
 
 
-def _memory(spec: ModelSpec, train: TrainPart, length: int) -> list[MemoryRow]:
-    """The ledger's account of training, with the loss's chunk of logits in place of all of them."""
+# --- memory -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """Bytes of one layer: what it has `kept` for its backward pass, of which `inputs` are the stream that it
+    reads, and the `work` that this pass makes for a while."""
+
+    kept: int
+    inputs: int
+    work: int
+
+
+Rows = tuple[MemoryRow, ...]
+
+
+def _moments(spec: ModelSpec, train: TrainPart, length: int, packed: bool) -> Iterator[Rows]:
+    """What is held at each moment of a step that may be its fullest: at the loss; as each layer is gone back
+    through, the last one first; and when all gradients are there.
+
+    Gradients count all the time, although a step begins without any: the heap keeps their places, which lie
+    between moments, and no activation is small enough for them. (With every tensor in pages of its own, as
+    MALLOC_MMAP_THRESHOLD_=65536 has it, they would not, and a step would take half as long again.)
+    """
     at_once = min(train.rows, train.micro_rows or train.rows)
-    part = Workload("train", batch=at_once, new=length)
     book = ledger(spec, "fp32")
-    account = book.memory(part, "adamw-fp32")
-    rows = [row for row in account.rows if row.name in ("weights", "gradients")]
+    layers = _layers(spec, train, at_once, length, packed)
+    total = 4 * book.params.total
     one_moment = sum(row.count for row in book.tensors if row.kind == "matrix" and row.layer is not None)
     saved = 4 * one_moment if train.optimizer == "muon" else 0
-    rows.append(MemoryRow("optimizer", account["optimizer"] - saved, f"{train.optimizer}'s moments, fp32"))
-    # Products in bf16 keep what a bf16 model keeps, and a bf16 copy of every matrix.
-    activations = ledger(spec, train.dtype).memory(part)["activations"]
-    rows.append(MemoryRow("activations", activations, f"kept for backward by {at_once} rows"))
-    if train.dtype == "bf16":
-        rows.append(MemoryRow("casts", 2 * book.params.total, "the matrices in bf16"))
-    rows.append(MemoryRow("masks", _mask_bytes(spec, at_once, length), "who sees whom in packed rows"))
-    chunk = max(spec.vocab_size, min(MAX_LOGITS, at_once * length * spec.vocab_size))
-    # Logits, log-softmax and the gradients of both; for z the exponentials, their gradient and a sum too.
-    copies = 6 if train.z_weight else 4
-    head = spec.vocab_size * spec.d_model
-    meaning = f"a chunk of the logits, {copies} times with its gradients; two gradients of the head"
-    rows.append(MemoryRow("loss", 4 * (copies * chunk + 2 * head), meaning))
-    return rows
+    always = (
+        MemoryRow("weights", total, "fp32, each storage once"),
+        MemoryRow("gradients", total, "fp32"),
+        MemoryRow("optimizer", 2 * total - saved, f"{train.optimizer}'s moments, fp32"),
+    )
+    casts = 2 * sum(row.count for row in book.tensors if row.kind == "matrix") * (train.dtype == "bf16")
+    shared = casts + (_mask_bytes(spec, at_once, length) if packed else 0)
+
+    def moment(activations: int, work: int, what: str) -> Rows:
+        return (
+            *always,
+            MemoryRow("activations", activations, f"kept for backward by {at_once} rows"),
+            MemoryRow("work", work, f"made for a while, {what}"),
+        )
+
+    kept = [layer.inputs if train.checkpoint_layers else layer.kept for layer in layers]
+    head = 4 * spec.vocab_size * spec.d_model
+    ends = 4 * at_once * length * spec.d_model  # the stream after the last layer, for the final norm
+    yield moment(sum(kept) + ends + shared, _loss_bytes(spec, train, at_once * length), "at the loss")
+    for i, layer in reversed(list(enumerate(layers))):
+        again = layer.kept if train.checkpoint_layers else 0
+        yield moment(sum(kept[: i + 1]) + again + shared, layer.work, f"going back through layer {i}")
+    # The embedding's gradient is made whole, then added to that of a head it is tied to.
+    yield moment(0, head if spec.head.tied else 0, "as the last gradient is there")
+
+
+def _layers(spec: ModelSpec, train: TrainPart, rows: int, length: int, packed: bool) -> list[_Layer]:
+    book = ledger(spec, train.dtype)  # products in bf16 keep what a bf16 model keeps
+    stream = 4 * rows * length * spec.d_model
+    kept, mlp_kept, mlp_work, attn_work = ([0] * spec.n_layers for _ in range(4))
+    for op in book.ops(Workload("train", batch=rows, new=length)):
+        if op.layer is None:
+            continue
+        mine = _kept_bytes(op, spec.layers[op.layer], stream, length, packed)
+        kept[op.layer] += mine
+        if op.part.startswith("mlp"):
+            mlp_kept[op.layer] += mine
+        if op.name.endswith(".act"):
+            mlp_work[op.layer] = 2 * stream + 2 * op.activation_bytes  # gradients of the stream, gate and up
+        elif op.name.endswith(".mix"):
+            # Gradients of q, k and v, those of keys and values twice; in bf16 also all that is read, as fp32.
+            width = op.activation_bytes // (2 if train.dtype == "bf16" else 4)
+            attn_work[op.layer] = 2 * stream + width * (10 * 4 + 3 * 2 if train.dtype == "bf16" else 5 * 4)
+    # As attention is gone back through, nothing of the MLP is left.
+    work = [max(mlp_work[i], attn_work[i] - mlp_kept[i]) for i in range(spec.n_layers)]
+    return [_Layer(kept[i], stream, work[i]) for i in range(spec.n_layers)]
+
+
+STREAM_NORMS = frozenset(
+    ("attn_norm", "attn_out_norm", "attn_add_norm", "mlp_norm", "mlp_out_norm", "mlp_add_norm", "end_norm")
+)
+
+
+def _kept_bytes(op: OpRow, block: Block, stream: int, length: int, packed: bool) -> int:
+    """The ledger's account is of the plain modules. `openbook.train.layers` has others, which keep less: a
+    norm of the stream its input alone, a gate its factors, attention in blocks a result as `o` reads it."""
+    name = op.name.split(".", 2)[2]
+    if name in STREAM_NORMS and has_native_modules():
+        return min(op.kept_bytes, stream)
+    mlp = block.mlp.expert if isinstance(block.mlp, Experts) else block.mlp
+    gated = mlp.gated and mlp.activation in LEARNED_THROUGH
+    if name.endswith("act") and gated and has_native_modules():
+        return op.kept_bytes - op.activation_bytes
+    attn = block.attn
+    apart = isinstance(attn, Attention) and attn.n_heads == attn.n_kv_heads
+    if name == "attn.o" and apart and length > QUERIES and not packed:
+        return 0
+    return op.kept_bytes
+
+
+def _loss_bytes(spec: ModelSpec, train: TrainPart, tokens: int) -> int:
+    """The hidden states as the final norm leaves them, those with a label, and their gradients; and a chunk
+    of the logits: once, in place, in fp32; with bf16 products in bf16 too, and the head's matrix twice."""
+    chunk, head = spec.vocab_size * min(tokens, rows_at_once(spec.vocab_size)), spec.vocab_size * spec.d_model
+    bf16 = train.dtype == "bf16"
+    hidden = 3 * tokens * spec.d_model * (2 if bf16 else 4)
+    if spec.head.softcap is None and spec.head.scale == 1:
+        return hidden + (6 * chunk + 4 * head if bf16 else 4 * chunk)
+    # By autograd: logits, log-softmax and the gradients of both; for z the exponentials, their gradient and a
+    # sum too; and a gradient of the head for each chunk.
+    return hidden + 4 * ((6 if train.z_weight else 4) * chunk + head)
 
 
 def _mask_bytes(spec: ModelSpec, rows: int, length: int) -> int:
