@@ -10,6 +10,7 @@ from typing import Generic, Protocol, TypeVar
 
 from openbook.ledger.table import human_bytes
 from openbook.serve.errors import ApiError
+from openbook.serve.memory import release
 
 
 class Sized(Protocol):
@@ -67,7 +68,9 @@ class Store(Generic[Kept]):
                     "take a shorter text, or start with a larger --store",
                 )
             self._promised += nbytes
-            self._shrink()
+            dropped = self._shrink()
+        if dropped:
+            release()  # before the block takes its part
         try:
             yield
         finally:
@@ -84,11 +87,17 @@ class Store(Generic[Kept]):
     def remove(self, name: str) -> bool:
         """Lets go of it; whether it was there."""
         with self._lock:
-            return self._kept.pop(name, None) is not None
+            found = self._kept.pop(name, None) is not None
+        if found:
+            release()
+        return found
 
-    def _shrink(self) -> None:
+    def _shrink(self) -> bool:
+        """Whether something had to go."""
+        before = len(self._kept)
         while self._kept and self._kept_bytes() + self._promised > self.limit:
             self._kept.popitem(last=False)
+        return len(self._kept) < before
 
     def _kept_bytes(self) -> int:
         return sum(thing.nbytes for thing in self._kept.values())

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import queue
 import threading
+import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from openbook.serve.errors import ApiError
+from openbook.serve.memory import release
 
 T = TypeVar("T")
 
@@ -45,8 +47,11 @@ class Worker:
             try:
                 result = job()
             except BaseException as error:
+                traceback.clear_frames(error.__traceback__)  # or it would keep the tensors of what failed
                 future.set_exception(error)
             else:
                 future.set_result(result)
             self.busy = False
-            del future, job  # or the last result would be kept alive until the next job comes
+            result = None
+            del future, job, result  # or they would be kept alive until the next job comes
+            release()
