@@ -132,39 +132,91 @@ def smollm2_server(browser: object, smollm2: Path) -> Iterator[Server]:
         yield server
 
 
-@pytest.fixture
-def open_page(browser) -> Iterator[Callable[..., object]]:
-    """Opens an address in a fresh window, and at the end holds that no page logged an error or asked a
-    stranger for anything. `expects` are patterns of messages that the test means to cause."""
-    contexts: list[object] = []
-    troubles: list[str] = []
+class Windows:
+    """Windows of the browser, and what went wrong in them: errors that pages logged, strangers they asked."""
 
-    def open_at(url: str, theme: str = "light", size: tuple[int, int] = (1280, 900), expects: str = "$^"):
-        context = browser.new_context(
+    def __init__(self, browser) -> None:
+        self.browser = browser
+        self.contexts: list[object] = []
+        self.page = None
+        """The one that tests share, if they do."""
+        self.troubles: list[str] = []
+        self.expects = "$^"
+
+    def open(self, url: str, theme: str = "light", size: tuple[int, int] = (1280, 900), locale: str = "en"):
+        """A page at an address, in a context of its own."""
+        context = self.browser.new_context(
             viewport={"width": size[0], "height": size[1]},
             color_scheme=theme,
+            locale=locale,
             reduced_motion="reduce",
             accept_downloads=True,
         )
-        contexts.append(context)
+        self.contexts.append(context)
         page = context.new_page()
         page.set_default_timeout(60_000)
         home = re.match(r"http://127\.0\.0\.1:\d+/", url)[0]
-
-        def trouble(what: str) -> None:
-            if not re.search(expects, what):
-                troubles.append(what)
-
-        page.on("console", lambda message: message.type in ("error", "warning") and trouble(message.text))
-        page.on("pageerror", lambda error: trouble(str(error)))
+        page.on("console", lambda said: said.type in ("error", "warning") and self.trouble(said.text))
+        page.on("pageerror", lambda error: self.trouble(str(error)))
         page.on(
             "request",
-            lambda request: request.url.startswith((home, "blob:", "data:")) or trouble(request.url),
+            lambda asked: asked.url.startswith((home, "blob:", "data:")) or self.trouble(asked.url),
         )
         page.goto(url)
         return page
 
+    def trouble(self, what: str) -> None:
+        if not re.search(self.expects, what):
+            self.troubles.append(what)
+
+    def raise_troubles(self) -> None:
+        troubles, self.troubles, self.expects = self.troubles, [], "$^"
+        assert not troubles, troubles
+
+    def close(self) -> None:
+        for context in self.contexts:
+            context.close()
+
+
+@pytest.fixture
+def open_page(browser) -> Iterator[Callable[..., object]]:
+    """Opens an address in a fresh window, and at the end holds that no page logged an error or asked a
+    stranger for anything. `expects` are patterns of messages that the test means to cause."""
+    windows = Windows(browser)
+
+    def open_at(url: str, expects: str = "$^", **how):
+        windows.expects = expects
+        return windows.open(url, **how)
+
     yield open_at
-    for context in contexts:
-        context.close()
-    assert not troubles, troubles
+    windows.close()
+    windows.raise_troubles()
+
+
+@pytest.fixture(scope="module")
+def shared_windows(browser) -> Iterator[Windows]:
+    windows = Windows(browser)
+    yield windows
+    windows.close()
+
+
+@pytest.fixture
+def show(shared_windows: Windows) -> Iterator[Callable[..., object]]:
+    """Goes to an address in the one window of a file's tests, and holds what `open_page` does. The page
+    is not loaded again: it lets go of model and view first, so that nothing seen there is of the test
+    before."""
+
+    def show_at(url: str, expects: str = "$^"):
+        shared_windows.expects = expects
+        home = url.split("#")[0]
+        page = shared_windows.page
+        if page is None or not page.url.startswith(home):
+            shared_windows.page = shared_windows.open(url)
+            return shared_windows.page
+        page.goto(f"{home}#/overview")
+        page.wait_for_selector("[data-testid=welcome]")
+        page.goto(url)
+        return page
+
+    yield show_at
+    shared_windows.raise_troubles()

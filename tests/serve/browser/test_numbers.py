@@ -36,8 +36,8 @@ def wait_for_step(page, name: str) -> None:
     page.wait_for_selector(f"[data-testid=step][data-step='{name}'][data-fresh=true]")
 
 
-def test_steps_have_the_traces_statistics_shapes_and_formulas(tiny_url, tiny_trace, open_page):
-    page = open_page(tiny_url("steps"))
+def test_steps_have_the_traces_statistics_shapes_and_formulas(tiny_url, tiny_trace, show):
+    page = show(tiny_url("steps"))
     for name in STEPS:
         page.goto(tiny_url("steps", step=name))
         wait_for_step(page, name)
@@ -51,23 +51,23 @@ def test_steps_have_the_traces_statistics_shapes_and_formulas(tiny_url, tiny_tra
         assert page.inner_text("[data-testid=step-formula]")
 
 
-def test_the_numbers_of_a_heatmap_are_the_tensors(tiny_url, tiny_trace, open_page):
-    page = open_page(tiny_url("steps", step="layers.1.attn.scores", cut="H~4"))
+def test_the_numbers_of_a_heatmap_are_the_tensors(tiny_url, tiny_trace, show):
+    page = show(tiny_url("steps", step="layers.1.attn.scores", cut="H~4"))
     wait_for_step(page, "layers.1.attn.scores")
     expected = tiny_trace.tensor("layers.1.attn.scores")[0, 4].tolist()
     assert table(page, "step-heatmap") == [pytest.approx(row, rel=6e-4) for row in expected]
 
 
-def test_of_heads_side_by_side_one_can_be_looked_at(tiny_url, tiny_trace, open_page):
-    page = open_page(tiny_url("steps", step="layers.1.attn.k"))
+def test_of_heads_side_by_side_one_can_be_looked_at(tiny_url, tiny_trace, show):
+    page = show(tiny_url("steps", step="layers.1.attn.k"))
     page.select_option("[data-testid='cut-G·K']", label="1")
     wait_for_step(page, "layers.1.attn.k")
     expected = tiny_trace.tensor("layers.1.attn.k")[0, :, 12:24].tolist()
     assert table(page, "step-heatmap") == [pytest.approx(row, rel=6e-4) for row in expected]
 
 
-def test_the_axes_of_experts_can_be_chosen(tiny_url, tiny_trace, open_page):
-    page = open_page(tiny_url("steps", step="layers.1.mlp.experts.up"))
+def test_the_axes_of_experts_can_be_chosen(tiny_url, tiny_trace, show):
+    page = show(tiny_url("steps", step="layers.1.mlp.experts.up"))
     page.click("[data-testid='cut-axes-A × F']")
     page.select_option("[data-testid=cut-T]", "3")
     page.wait_for_selector("[data-testid=step][data-at='0,3,:,:'][data-fresh=true]")
@@ -81,8 +81,8 @@ def test_the_axes_of_experts_can_be_chosen(tiny_url, tiny_trace, open_page):
     assert number(shown) == pytest.approx(expected, rel=6e-4)
 
 
-def test_attention_shows_the_traces_head(tiny_url, tiny_trace, open_page):
-    page = open_page(tiny_url("attention", layer=2, head=5))
+def test_attention_shows_the_traces_head(tiny_url, tiny_trace, show):
+    page = show(tiny_url("attention", layer=2, head=5))
     for kind in ("probs", "masked", "scores"):
         page.check(f"[data-testid=attention-kind-{kind}]", force=True)
         page.wait_for_selector(f"[data-testid=one-head][data-head='2.5.{kind}'][data-fresh=true]")
@@ -94,8 +94,8 @@ def test_attention_shows_the_traces_head(tiny_url, tiny_trace, open_page):
     assert page.inner_text("[data-testid=head-group]").startswith("1")  # of two, for six heads
 
 
-def test_a_head_that_is_switched_off_gives_nothing(tiny_url, open_page):
-    page = open_page(tiny_url("attention", layer=1, head=3))
+def test_a_head_that_is_switched_off_gives_nothing(tiny_url, show):
+    page = show(tiny_url("attention", layer=1, head=3))
     page.click("[data-testid=ablate]")
     page.wait_for_selector("[data-testid=ablate][aria-pressed=true]")
     assert "ablate=1.3" in page.url
@@ -104,11 +104,11 @@ def test_a_head_that_is_switched_off_gives_nothing(tiny_url, open_page):
     assert {number for row in table(page, "step-heatmap") for number in row} == {0.0}
 
 
-def test_the_overview_has_the_ledgers_totals(tiny_server, tiny_trace, open_page):
+def test_the_overview_has_the_ledgers_totals(tiny_server, tiny_trace, show):
     from openbook.ledger import Ledger, Workload
 
     book = Ledger(tiny_trace.spec, "fp32")
-    page = open_page(tiny_server.url("overview", tokens=23))
+    page = show(tiny_server.url("overview", tokens=23))
     assert number(page.inner_text("[data-testid=overview-params]")) == book.params.total
     flops = book.totals(Workload("prefill", new=23, last_only=False)).flops
     shown, unit = page.inner_text("[data-testid=overview-flops]").split()
@@ -116,8 +116,8 @@ def test_the_overview_has_the_ledgers_totals(tiny_server, tiny_trace, open_page)
     assert float(shown) * 1e6 == pytest.approx(flops, rel=6e-3)
 
 
-def test_a_character_over_three_tokens_is_shown_whole(tiny_url, open_page):
-    page = open_page(tiny_url("tokens"))
+def test_a_character_over_three_tokens_is_shown_whole(tiny_url, show):
+    page = show(tiny_url("tokens"))
     page.wait_for_selector("[data-testid=char-group]")
     (group,) = page.query_selector_all("[data-testid=char-group]")
     lines = group.inner_text().split("\n")
@@ -126,8 +126,8 @@ def test_a_character_over_three_tokens_is_shown_whole(tiny_url, open_page):
     assert page.inner_text("[data-testid=tokens-count]") == str(len("the 龘 sh".encode()) - 1)  # "sh" is one
 
 
-def test_the_chat_template_marks_what_it_wrote(tiny_url, open_page):
-    page = open_page(tiny_url("tokens", chat=1))
+def test_the_chat_template_marks_what_it_wrote(tiny_url, show):
+    page = show(tiny_url("tokens", chat=1))
     page.wait_for_selector("[data-testid=token-0].special")
     own = page.query_selector_all("[data-token].from-content")
     assert "".join(one.query_selector(".token-text").inner_text() for one in own).startswith("the␣")

@@ -26,16 +26,16 @@ def test_the_address_brings_back_what_was_seen(tiny_url, open_page):
     assert again.input_value("[data-testid=prompt]") == page.input_value("[data-testid=prompt]")
 
 
-def test_back_returns_to_the_view_before(tiny_url, open_page):
-    page = open_steps(open_page, tiny_url("steps"))
+def test_back_returns_to_the_view_before(tiny_url, show):
+    page = open_steps(show, tiny_url("steps"))
     page.click("[data-testid=rail-tokens]")
     page.wait_for_selector("[data-testid=view-tokens]")
     page.go_back()
     page.wait_for_selector("[data-testid=view-steps]")
 
 
-def test_digits_choose_views_and_a_question_mark_shows_the_keys(tiny_url, open_page):
-    page = open_steps(open_page, tiny_url("steps"))
+def test_digits_choose_views_and_a_question_mark_shows_the_keys(tiny_url, show):
+    page = open_steps(show, tiny_url("steps"))
     for key, view in (("4", "attention"), ("0", "compare"), ("1", "overview")):
         page.keyboard.press(key)
         page.wait_for_selector(f"[data-testid=view-{view}]")
@@ -49,8 +49,8 @@ def test_digits_choose_views_and_a_question_mark_shows_the_keys(tiny_url, open_p
     assert "4" in page.input_value("[data-testid=prompt]")
 
 
-def test_arrows_walk_through_steps_and_brackets_through_layers(tiny_url, open_page):
-    page = open_steps(open_page, tiny_url("steps", step="layers.1.attn.q"))
+def test_arrows_walk_through_steps_and_brackets_through_layers(tiny_url, show):
+    page = open_steps(show, tiny_url("steps", step="layers.1.attn.q"))
     page.focus("#content")
     for key, name in (
         ("ArrowRight", "layers.1.attn.k"),
@@ -65,14 +65,14 @@ def test_arrows_walk_through_steps_and_brackets_through_layers(tiny_url, open_pa
         page.wait_for_selector(f"[data-step='{name}'][data-fresh=true]")
 
 
-def test_steps_can_be_played(tiny_url, open_page):
-    page = open_steps(open_page, tiny_url("steps", step="final_norm"))
+def test_steps_can_be_played(tiny_url, show):
+    page = open_steps(show, tiny_url("steps", step="final_norm"))
     page.click("[data-testid=step-play]")
     page.wait_for_selector("[data-step=head][data-fresh=true]")
 
 
-def test_a_heatmap_is_read_with_the_arrow_keys(tiny_url, tiny_trace, open_page):
-    page = open_steps(open_page, tiny_url("steps", step="layers.1.attn.probs", cut="H~1"))
+def test_a_heatmap_is_read_with_the_arrow_keys(tiny_url, tiny_trace, show):
+    page = open_steps(show, tiny_url("steps", step="layers.1.attn.probs", cut="H~1"))
     page.focus("[data-testid=step-heatmap-canvas]")
     for key in ("Control+Home", "ArrowDown", "ArrowDown", "ArrowRight"):
         page.keyboard.press(key)
@@ -83,16 +83,16 @@ def test_a_heatmap_is_read_with_the_arrow_keys(tiny_url, tiny_trace, open_page):
     )
 
 
-def test_what_is_hidden_is_said_to_be_masked(tiny_url, open_page):
-    page = open_steps(open_page, tiny_url("steps", step="layers.0.attn.masked"))
+def test_what_is_hidden_is_said_to_be_masked(tiny_url, show):
+    page = open_steps(show, tiny_url("steps", step="layers.0.attn.masked"))
     page.focus("[data-testid=step-heatmap-canvas]")
     for key in ("Control+Home", "End"):
         page.keyboard.press(key)
     assert page.inner_text("[data-testid=step-heatmap-readout]").endswith("masked (−∞)")
 
 
-def test_csv_json_and_png_hold_the_same_numbers(tiny_url, tiny_trace, open_page):
-    page = open_steps(open_page, tiny_url("steps", step="layers.2.attn.scores", cut="H~3"))
+def test_csv_json_and_png_hold_the_same_numbers(tiny_url, tiny_trace, show):
+    page = open_steps(show, tiny_url("steps", step="layers.2.attn.scores", cut="H~3"))
     files = {}
     for kind in ("csv", "json", "png"):
         with page.expect_download() as waiting:
@@ -122,8 +122,17 @@ def test_the_language_and_the_colours_change_at_once_and_stay(tiny_url, open_pag
     page.wait_for_selector("html[lang=zh-CN][data-theme=dark]")
 
 
-def test_a_model_that_is_not_there_is_said_in_words(tiny_server, open_page):
-    page = open_page(
+@pytest.mark.parametrize(
+    ("asked", "told"), [("zh-TW", "zh-CN"), ("zh-CN", "zh-CN"), ("en-GB", "en"), ("fr-FR", "en")]
+)
+def test_the_language_is_the_browsers(tiny_server, open_page, asked, told):
+    page = open_page(f"{tiny_server.address}/#/overview?model=gpt2", locale=asked)
+    page.wait_for_selector("[data-testid=flow]")
+    assert page.get_attribute("html", "lang") == told
+
+
+def test_a_model_that_is_not_there_is_said_in_words(tiny_server, show):
+    page = show(
         f"{tiny_server.address}/#/overview?model=%3Cimg+src%3Dx+onerror%3Dalert(1)%3E", expects="404|400"
     )
     page.wait_for_selector("[data-testid=alert]")
@@ -132,8 +141,8 @@ def test_a_model_that_is_not_there_is_said_in_words(tiny_server, open_page):
     page.wait_for_selector("[data-testid=alert]", state="detached")
 
 
-def test_a_run_that_the_server_let_go_is_made_anew(tiny_url, open_page):
-    page = open_page(tiny_url("steps"), expects="404")
+def test_a_run_that_the_server_let_go_is_made_anew(tiny_url, show):
+    page = show(tiny_url("steps"), expects="404")
     page.wait_for_selector("[data-testid=step][data-fresh=true]")
     run = page.evaluate("fetch('/api/state').then((r) => r.json()).then((s) => s.store.runs.at(-1).id)")
     page.evaluate(f"fetch('/api/runs/{run}', {{method: 'DELETE'}}).then(() => 1)")
@@ -141,8 +150,8 @@ def test_a_run_that_the_server_let_go_is_made_anew(tiny_url, open_page):
     page.wait_for_selector("[data-step=head][data-fresh=true]")
 
 
-def test_a_model_without_weights_shows_its_overview_and_says_what_is_missing(tiny_server, open_page):
-    page = open_page(f"{tiny_server.address}/?lang=en#/overview?model=deepseek-v3")
+def test_a_model_without_weights_shows_its_overview_and_says_what_is_missing(tiny_server, show):
+    page = show(f"{tiny_server.address}/?lang=en#/overview?model=deepseek-v3")
     page.wait_for_selector("[data-testid=flow]")
     assert page.inner_text("[data-testid=overview-params]") == "671,026,419,200"
     page.click("[data-testid='stage-layers.0-2']")
@@ -153,9 +162,9 @@ def test_a_model_without_weights_shows_its_overview_and_says_what_is_missing(tin
     page.wait_for_selector("[data-testid=needs-weights]")
 
 
-def test_what_a_prompt_or_a_file_spells_is_never_markup(tiny_server, open_page):
+def test_what_a_prompt_or_a_file_spells_is_never_markup(tiny_server, show):
     prompt = "<img src=x onerror=alert(1)><script>alert(2)</script>"
-    page = open_page(tiny_server.url("tokens", run=prompt))
+    page = show(tiny_server.url("tokens", run=prompt))
     page.on("dialog", lambda dialog: pytest.fail(dialog.message))
     for view in ("tokens", "steps", "attention", "residual", "next"):
         page.goto(tiny_server.url(view, run=prompt))
@@ -164,8 +173,8 @@ def test_what_a_prompt_or_a_file_spells_is_never_markup(tiny_server, open_page):
         assert page.query_selector_all("#app img, #app script") == []
 
 
-def test_a_million_words_are_refused_and_the_page_lives_on(tiny_url, open_page):
-    page = open_steps(open_page, tiny_url("steps"))
+def test_a_million_words_are_refused_and_the_page_lives_on(tiny_url, show):
+    page = open_steps(show, tiny_url("steps"))
     page.evaluate("document.querySelector('[data-testid=prompt]').value = 'a '.repeat(1e6)")
     page.click("[data-testid=run]")
     page.wait_for_selector("[data-testid=alert]")
@@ -184,8 +193,8 @@ def test_two_windows_do_not_disturb_each_other(tiny_url, open_page):
     assert "ablate" not in first.url
 
 
-def test_numbers_are_spelled_for_people(tiny_server, open_page):
-    page = open_page(f"{tiny_server.address}/?lang=en")
+def test_numbers_are_spelled_for_people(tiny_server, show):
+    page = show(f"{tiny_server.address}/?lang=en")
     told = page.evaluate("""() => import("./format.js").then((f) => ({
       float: [0, 1, 0.6214, -0.25, 123456, 1.2346e-7, -3e9, 1e-4].map((x) => f.float(x)),
       exact: [0.1, Math.fround(1 / 3), 16777216].map(f.exact),
@@ -208,8 +217,8 @@ def test_numbers_are_spelled_for_people(tiny_server, open_page):
     }
 
 
-def test_an_address_says_the_same_when_read_and_written_again(tiny_server, open_page):
-    page = open_page(f"{tiny_server.address}/?lang=en")
+def test_an_address_says_the_same_when_read_and_written_again(tiny_server, show):
+    page = show(f"{tiny_server.address}/?lang=en")
     hashes = [
         "#/steps?model=a%2Fb+c&run=%E6%B3%95+%3C%26%3D%23%3E%25&chat=1&system=be+kind&ablate=3.2,4.0&step=head",
         "#/overview",

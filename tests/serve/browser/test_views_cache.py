@@ -20,8 +20,8 @@ def finished(page) -> None:
     page.wait_for_selector("[data-testid=cache-progress][data-state=done]", state="attached")
 
 
-def test_every_step_has_the_ledgers_bytes_and_flops_and_the_greedy_token(tiny_url, open_page, tiny_model):
-    page = open_page(tiny_url("cache", tokens=NEW))
+def test_every_step_has_the_ledgers_bytes_and_flops_and_the_greedy_token(tiny_url, show, tiny_model):
+    page = show(tiny_url("cache", tokens=NEW))
     finished(page)
     lm = ob.load(tiny_model, native=False)
     prompt = lm.tokenizer.encode(PROMPT)
@@ -41,8 +41,8 @@ def test_every_step_has_the_ledgers_bytes_and_flops_and_the_greedy_token(tiny_ur
         assert all(number(ms) > 0 for ms in row[7:])
 
 
-def test_a_step_chosen_by_keyboard_shows_the_cache_as_it_was(tiny_url, open_page, tiny_trace):
-    page = open_page(tiny_url("cache", tokens=NEW))
+def test_a_step_chosen_by_keyboard_shows_the_cache_as_it_was(tiny_url, show, tiny_trace):
+    page = show(tiny_url("cache", tokens=NEW))
     finished(page)
     page.focus("[data-testid=cache-step]")
     page.keyboard.press("Home")
@@ -53,9 +53,9 @@ def test_a_step_chosen_by_keyboard_shows_the_cache_as_it_was(tiny_url, open_page
     assert "step=1" in page.url
 
 
-def test_slots_of_a_window_are_used_in_turn(tiny_url, open_page):
+def test_slots_of_a_window_are_used_in_turn(tiny_url, show):
     """Token n lies in slot n mod slots, the later one on top: written out token by token."""
-    page = open_page(tiny_url("ledger"))
+    page = show(tiny_url("ledger"))
     cases = [(7, length, fresh, 5) for length in (3, 5, 7, 8, 13, 21) for fresh in (1, 3)]
     found = page.evaluate(
         'cases => import("./components/slots.js").then((slots) => cases.map((c) => slots.slotsAfter(...c)))',
@@ -69,11 +69,11 @@ def test_slots_of_a_window_are_used_in_turn(tiny_url, open_page):
         assert shown == slow
 
 
-def test_layers_with_a_window_keep_no_more_than_it(open_page, tmp_path: Path):
+def test_layers_with_a_window_keep_no_more_than_it(show, tmp_path: Path):
     path = tmp_path / "windows.gguf"
     save_gguf(gguf_models.noisy(gguf_models.tiny("gemma2")), path, "F32", gguf_models.vocabulary())
     with in_thread(Explorer(200_000_000)) as address:
-        page = open_page(f"{address}/?lang=en#/cache?model={path}&run=the+shed+the+shed&tokens=4")
+        page = show(f"{address}/?lang=en#/cache?model={path}&run=the+shed+the+shed&tokens=4")
         finished(page)
         length = int(page.get_attribute("[data-testid=cache-now]", "data-length"))
         assert length > 7
@@ -82,8 +82,8 @@ def test_layers_with_a_window_keep_no_more_than_it(open_page, tmp_path: Path):
         assert "at most 7 tokens" in page.inner_text("[data-testid=cache-slots-sentence]")
 
 
-def test_other_ways_to_share_heads_have_the_ledgers_bytes(tiny_url, open_page, tiny_trace):
-    page = open_page(tiny_url("cache", tokens=1, whatif=1000))
+def test_other_ways_to_share_heads_have_the_ledgers_bytes(tiny_url, show, tiny_trace):
+    page = show(tiny_url("cache", tokens=1, whatif=1000))
     rows = {row[0].split(" ")[0]: row for row in cells(page, "whatif-table")}
     own = Ledger(tiny_trace.spec, "fp32").kv_bytes(1, 1000, "fp32")
     assert number(rows["GQA"][2]) == pytest.approx(own, rel=6e-3)
@@ -94,8 +94,8 @@ def test_other_ways_to_share_heads_have_the_ledgers_bytes(tiny_url, open_page, t
     assert math.isclose(number(rows["MQA"][3]), 1 / heads, abs_tol=6e-4)
 
 
-def test_generation_can_be_stopped_and_begun_again(tiny_url, open_page):
-    page = open_page(tiny_url("cache", tokens=200))
+def test_generation_can_be_stopped_and_begun_again(tiny_url, show):
+    page = show(tiny_url("cache", tokens=200))
     page.click("[data-testid=cache-stop]")
     page.wait_for_selector("[data-testid=cache-progress][data-state=stopped]")
     page.fill("[data-testid=cache-tokens]", "3")

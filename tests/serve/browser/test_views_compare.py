@@ -44,8 +44,8 @@ def same_distributions(page, p: torch.Tensor, q: torch.Tensor) -> None:
             assert value == pytest.approx(float(expected[token].exp()), rel=1e-5, abs=1e-9)
 
 
-def test_ablated_heads_change_the_next_token_as_in_python(tiny_url, open_page, lm, tiny_trace, vocabulary):
-    page = open_page(tiny_url("compare", heads="1.3"))
+def test_ablated_heads_change_the_next_token_as_in_python(tiny_url, show, lm, tiny_trace, vocabulary):
+    page = show(tiny_url("compare", heads="1.3"))
     page.select_option("[data-testid=compare-layer]", label="2")
     page.select_option("[data-testid=compare-head]", label="0")
     page.click("[data-testid=compare-add]")
@@ -65,8 +65,8 @@ def test_ablated_heads_change_the_next_token_as_in_python(tiny_url, open_page, l
     assert number(rows["layers.1.attn.q"][1]) == 0
 
 
-def test_two_prompts_may_have_different_lengths(tiny_url, open_page, lm, tiny_trace, vocabulary):
-    page = open_page(tiny_url("compare", what="prompt"))
+def test_two_prompts_may_have_different_lengths(tiny_url, show, lm, tiny_trace, vocabulary):
+    page = show(tiny_url("compare", what="prompt"))
     page.wait_for_selector("[data-testid=compare-empty]")
     page.fill("[data-testid=compare-prompt]", "the red sea and the shore")
     page.keyboard.press("Enter")
@@ -76,14 +76,14 @@ def test_two_prompts_may_have_different_lengths(tiny_url, open_page, lm, tiny_tr
     assert page.is_visible("[data-testid=compare-shapes]")
 
 
-def test_two_checkpoints_are_compared(tiny_url, open_page, tiny_trace, vocabulary, tmp_path: Path):
+def test_two_checkpoints_are_compared(tiny_url, show, tiny_trace, vocabulary, tmp_path: Path):
     spec = gguf_models.tiny("llama")
     second = tmp_path / "second.gguf"
     decoder = gguf_models.noisy(spec)
     with torch.no_grad():
         decoder.layers[1].mlp_norm.weight.mul_(1.5)
     save_gguf(decoder, second, "F32", gguf_models.vocabulary())
-    page = open_page(tiny_url("compare", what="model"))
+    page = show(tiny_url("compare", what="model"))
     page.fill("[data-testid=compare-path]", str(second))
     page.keyboard.press("Enter")
     page.wait_for_selector("[data-testid=next-bars]")
@@ -94,15 +94,15 @@ def test_two_checkpoints_are_compared(tiny_url, open_page, tiny_trace, vocabular
     assert "layers.1.mlp_norm" in page.inner_text("[data-testid=compare-chart-sentence]")
 
 
-def test_a_run_beside_itself_differs_nowhere(tiny_url, open_page):
-    page = open_page(tiny_url("compare", what="prompt", prompt="the 龘 sh"))
+def test_a_run_beside_itself_differs_nowhere(tiny_url, show):
+    page = show(tiny_url("compare", what="prompt", prompt="the 龘 sh"))
     page.wait_for_selector("[data-testid=next-bars]")
     assert shown_kl(page) == 0
     assert page.inner_text("[data-testid=compare-chart-sentence]") == "No step differs."
 
 
-def test_a_checkpoint_that_is_not_there_is_told_in_place(tiny_url, open_page):
-    page = open_page(tiny_url("compare", what="model"), expects="404|400|422")
+def test_a_checkpoint_that_is_not_there_is_told_in_place(tiny_url, show):
+    page = show(tiny_url("compare", what="model"), expects="404|400|422")
     page.wait_for_selector("[data-testid=compare-empty]")
     page.fill("[data-testid=compare-path]", "/no/such/<img src=x>.gguf")
     page.keyboard.press("Enter")
@@ -111,3 +111,12 @@ def test_a_checkpoint_that_is_not_there_is_told_in_place(tiny_url, open_page):
         "[data-testid=compare-error-retry]"
     )
     assert page.query_selector("[data-testid=compare-error] img") is None
+
+
+def test_the_address_keeps_the_head_about_to_be_added(tiny_url, show):
+    page = show(tiny_url("compare"))
+    page.select_option("[data-testid=compare-layer]", label="2")
+    page.select_option("[data-testid=compare-head]", label="5")
+    again = show(page.url)
+    again.click("[data-testid=compare-add]")
+    again.wait_for_selector("[data-testid=compare-remove-2-5]")

@@ -12,8 +12,8 @@ def book(tiny_trace) -> Ledger:
     return Ledger(tiny_trace.spec, "fp32")
 
 
-def test_each_total_stands_under_its_own_label(tiny_server, open_page, book):
-    page = open_page(tiny_server.url("ledger", tokens=23))
+def test_each_total_stands_under_its_own_label(tiny_server, show, book):
+    page = show(tiny_server.url("ledger", tokens=23))
     shown = {row[0]: row for row in cells(page, "totals")}
     labels = page.evaluate("fetch('./i18n/en/ledger.json').then((answer) => answer.json())")
     for name, words in book.params.definitions.items():
@@ -26,8 +26,8 @@ def test_each_total_stands_under_its_own_label(tiny_server, open_page, book):
     assert said[:3] == book.conventions(Workload("prefill", new=23))[:3]
 
 
-def test_folded_rows_are_sums_and_open_by_keyboard(tiny_server, open_page, book):
-    page = open_page(tiny_server.url("ledger"))
+def test_folded_rows_are_sums_and_open_by_keyboard(tiny_server, show, book):
+    page = show(tiny_server.url("ledger"))
     folded = {row[0].lstrip("▸▾"): number(row[3]) for row in cells(page, "tensors")}
     in_layers = sum(row.count for row in book.tensors if row.layer is not None)
     assert folded["layers.0–2 ×3"] == in_layers
@@ -42,15 +42,15 @@ def test_folded_rows_are_sums_and_open_by_keyboard(tiny_server, open_page, book)
     assert opened == {"layers.1.attn.k.weight": 24 * 48}
 
 
-def test_the_tree_holds_every_row_once_and_in_total_what_the_ledger_says(tiny_server, open_page, book):
-    page = open_page(tiny_server.url("ledger", show="steps", mode="train", tokens=7))
+def test_the_tree_holds_every_row_once_and_in_total_what_the_ledger_says(tiny_server, show, book):
+    page = show(tiny_server.url("ledger", show="steps", mode="train", tokens=7))
     page.wait_for_selector("[data-testid=steps-table]")
     found = page.evaluate(
         """(async () => {
              const { folded, total } = await import("./views/ledger.js");
-             const { models } = await (await fetch("/api/state")).json();
+             const { model } = await import("./state.js");
              const query = "mode=train&tokens=7";
-             const book = await (await fetch(`/api/models/${models[0].id}/ledger?${query}`)).json();
+             const book = await (await fetch(`/api/models/${model.value.id}/ledger?${query}`)).json();
              const leaves = (rows) => rows.flatMap((row) => (row.children ? leaves(row.children) : row.name));
              const steps = folded(book.steps, ["flops"], (row) => `${row.shape} ${row.flops}`);
              const tensors = folded(book.tensors, ["params"], (row) => String(row.shape));
@@ -66,16 +66,16 @@ def test_the_tree_holds_every_row_once_and_in_total_what_the_ledger_says(tiny_se
 
 
 @pytest.mark.parametrize(("key", "descending"), [("params", True), ("label", False)])
-def test_rows_are_sorted_by_a_column(tiny_server, open_page, key, descending):
-    page = open_page(tiny_server.url("ledger"))
+def test_rows_are_sorted_by_a_column(tiny_server, show, key, descending):
+    page = show(tiny_server.url("ledger"))
     page.click(f"[data-testid=tensors-sort-{key}]")
     rows = [row for row in cells(page, "tensors") if "tied" not in row[3]]
     values = [number(row[3]) if key == "params" else row[0].lstrip("▸▾") for row in rows]
     assert values == sorted(values, reverse=descending)
 
 
-def test_another_model_stands_beside_it(tiny_server, open_page, book):
-    page = open_page(tiny_server.url("ledger", other="gpt2"))
+def test_another_model_stands_beside_it(tiny_server, show, book):
+    page = show(tiny_server.url("ledger", other="gpt2"))
     page.wait_for_selector("[data-testid=ledger-two]")
     row = cells(page, "totals")[0]
     gpt2 = Ledger(ob.spec("gpt2"), "fp32")
@@ -85,8 +85,23 @@ def test_another_model_stands_beside_it(tiny_server, open_page, book):
     assert [number(layers[2]), number(layers[3])] == [mine, theirs]
 
 
-def test_memory_is_the_ledgers(tiny_server, open_page, book):
-    page = open_page(tiny_server.url("ledger", show="memory", mode="train", tokens=31))
+def test_memory_is_the_ledgers(tiny_server, show, book):
+    page = show(tiny_server.url("ledger", show="memory", mode="train", tokens=31))
     expected = book.memory(Workload("train", new=31))
     shown = [number(row[1]) for row in cells(page, "memory")]
     assert shown == pytest.approx([row.bytes for row in expected.rows], rel=6e-3)
+
+
+def test_the_address_keeps_the_order_and_the_open_rows(tiny_server, show):
+    page = show(tiny_server.url("ledger", show="steps"))
+    page.click("[data-testid=steps-table-sort-bytes]")
+    page.locator("[data-testid=steps-table-row]:has-text('layers.') .fold").first.click()
+    page.wait_for_selector("[data-testid=steps-table-row][aria-level='2']")
+    seen = cells(page, "steps-table")
+    assert "sort=-bytes" in page.url
+    again = show(page.url)
+    again.wait_for_selector("[data-testid=steps-table-row][aria-level='2']")
+    assert cells(again, "steps-table") == seen
+    again.check("[data-testid=ledger-show-memory]", force=True)
+    again.wait_for_selector("[data-testid=memory-row]")
+    assert "sort" not in again.url

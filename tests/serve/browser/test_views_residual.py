@@ -32,8 +32,8 @@ def by_place(page, name: str = "value") -> dict[tuple[int, int], float]:
 
 
 @pytest.mark.parametrize("measure", ["p", "entropy", "kl"])
-def test_every_cell_of_the_lens_is_the_traces(tiny_url, open_page, lens, tiny_trace, lm, measure):
-    page = open_page(tiny_url("residual", measure=measure))
+def test_every_cell_of_the_lens_is_the_traces(tiny_url, show, lens, tiny_trace, lm, measure):
+    page = show(tiny_url("residual", measure=measure))
     page.wait_for_selector("[data-testid=lens-0-0]")
     expected = {"p": lens.probs[:, 0, :, 0], "entropy": lens.entropy[:, 0], "kl": lens.kl[:, 0]}[measure]
     shown = by_place(page)
@@ -45,8 +45,8 @@ def test_every_cell_of_the_lens_is_the_traces(tiny_url, open_page, lens, tiny_tr
     assert page.inner_text("[data-testid=lens-1-3]") == spelled(likeliest)
 
 
-def test_a_cell_chosen_by_keyboard_shows_its_top_tokens(tiny_url, open_page, tiny_trace, lm):
-    page = open_page(tiny_url("residual", layer=2, at=4))
+def test_a_cell_chosen_by_keyboard_shows_its_top_tokens(tiny_url, show, tiny_trace, lm):
+    page = show(tiny_url("residual", layer=2, at=4))
     page.focus("[data-testid=lens-2-4]")
     page.keyboard.press("ArrowUp")
     page.keyboard.press("ArrowLeft")
@@ -65,8 +65,8 @@ def test_a_cell_chosen_by_keyboard_shows_its_top_tokens(tiny_url, open_page, tin
     assert [number(row[3]) for row in shown] == pytest.approx(logits.softmax(-1)[ids].tolist(), abs=6e-4)
 
 
-def test_the_lengths_of_updates_are_the_traces(tiny_url, open_page, tiny_trace):
-    page = open_page(tiny_url("residual", at=2))
+def test_the_lengths_of_updates_are_the_traces(tiny_url, show, tiny_trace):
+    page = show(tiny_url("residual", at=2))
     page.click("[data-testid=updates-chart-as-table]")
     norms = update_norms(tiny_trace)
     for row in cells(page, "updates-chart-table"):
@@ -75,11 +75,11 @@ def test_the_lengths_of_updates_are_the_traces(tiny_url, open_page, tiny_trace):
         assert [number(cell) for cell in row[1:]] == pytest.approx(expected, rel=6e-4)
 
 
-def test_of_a_long_prompt_some_positions_are_shown_at_a_time(tiny_server, open_page, lm):
+def test_of_a_long_prompt_some_positions_are_shown_at_a_time(tiny_server, show, lm):
     text = "the red sea and the shore, the old sea and the land"
     ids = torch.tensor([lm.tokenizer.encode(text)])
     expected = logit_lens(record(lm.decoder, ids), lm.decoder, top=1).probs[:, 0, :, 0]
-    page = open_page(tiny_server.url("residual", run=text))
+    page = show(tiny_server.url("residual", run=text))
     last = ids.shape[1] - 1
     page.wait_for_selector(f"[data-testid=lens-0-{last}][aria-selected=false]")
     assert not page.query_selector("[data-testid=lens-0-0]")
@@ -91,8 +91,8 @@ def test_of_a_long_prompt_some_positions_are_shown_at_a_time(tiny_server, open_p
     page.wait_for_selector("[data-testid=lens-2-0][aria-selected=true]")
 
 
-def test_the_row_from_which_a_token_stays_on_top_is_told(tiny_url, open_page):
-    page = open_page(tiny_url("residual"))
+def test_the_row_from_which_a_token_stays_on_top_is_told(tiny_url, show):
+    page = show(tiny_url("residual"))
     page.wait_for_selector("[data-testid=lens-sentence]")
     rows = page.evaluate(
         """import("./views/residual.js").then(({ settledAt }) => {

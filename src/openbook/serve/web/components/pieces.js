@@ -10,11 +10,19 @@ import { t } from "../i18n.js";
  * @property {string} whole the whole character(s) of its group @property {"template" | "content"} from
  */
 
-/** A piece's label: what it shows, or its bytes where it is part of a character. @param {Piece} piece */
+/** Is a piece but a part of a character? @param {Piece} piece */
+export const isPart = (piece) => !piece.special && (!piece.text || piece.text.includes("\ufffd"));
+
+/** What a piece shows by itself: its text, or its bytes where it is part of a character. @param {Piece} piece */
+export function pieceAlone(piece) {
+  if (isPart(piece)) return `⟨${(piece.bytes ?? "").replace(/(..)(?=.)/g, "$1 ")}⟩`;
+  return visible(piece.special ? piece.token : piece.text);
+}
+
+/** A piece's label: as by itself, and the whole character where it is part of one. @param {Piece} piece */
 export function pieceLabel(piece) {
-  if (piece.special) return visible(piece.token);
-  if (!piece.text || piece.text.includes("\ufffd")) return `⟨${(piece.bytes ?? "").replace(/(..)(?=.)/g, "$1 ")}⟩`;
-  return visible(piece.text);
+  const known = isPart(piece) && piece.whole && !piece.whole.includes("\ufffd");
+  return known ? t("shell.part_of", { part: pieceAlone(piece), whole: visible(piece.whole.trim()) }) : pieceAlone(piece);
 }
 
 /**

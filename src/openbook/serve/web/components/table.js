@@ -22,20 +22,22 @@ const AROUND = 12; // rows drawn above and below what is seen
  *   caption: string, name: string,    of exported files
  *   height?: number,                  px at most, then it scrolls; long tables only draw what is seen
  *   onRow?: (row: any, index: number) => void, selected?: any,   the selected row's `key`, or its index
- *   sortedBy?: [string, "ascending" | "descending"],
- *   open?: boolean,                   are all rows unfolded at first?
+ *   order?: string, onOrder?: (order: string) => void,      see `ordered`; without `onOrder` the table keeps it itself
+ *   opened?: string, onOpened?: (keys: string) => void,     keys of the rows that are unfolded, between blanks; likewise
  *   bare?: boolean, testid?: string,  bare: without caption and exports (a figure has them)
  * }} props
  */
-export function DataTable({ columns, rows, caption, name, height = 520, onRow, selected, sortedBy, open = false, bare = false, testid = "table" }) {
-  const [sort, setSort] = useState(sortedBy ?? null);
-  const [turned, setTurned] = useState(/** @type {Set<any>} */ (new Set())); // rows folded otherwise than `open` says
+export function DataTable({ columns, rows, caption, name, height = 520, onRow, selected, order, onOrder, opened, onOpened, bare = false, testid = "table" }) {
+  const [asked, setOrder] = useHeld(order, onOrder);
+  const [unfolded, setUnfolded] = useHeld(opened, onOpened);
   const [active, setActive] = useState(0);
   const [top, setTop] = useState(0);
   const box = useRef(null);
   const walking = useRef(false);
   const tree = useMemo(() => rows.some((row) => row.children?.length), [rows]);
-  const lines = useMemo(() => flat(rows, sort, (key) => turned.has(key) !== open), [rows, sort, turned, open]);
+  const sort = useMemo(() => ordered(asked), [asked]);
+  const open = useMemo(() => new Set(unfolded.split(" ").filter(Boolean)), [unfolded]);
+  const lines = useMemo(() => flat(rows, sort, (key) => open.has(String(key))), [rows, sort, open]);
   const long = lines.length > LONG;
   const first = long ? Math.max(0, Math.floor(top / ROW) - AROUND) : 0;
   const end = long ? Math.min(lines.length, Math.ceil((top + height) / ROW) + AROUND) : lines.length;
@@ -54,9 +56,9 @@ export function DataTable({ columns, rows, caption, name, height = 520, onRow, s
   }, [at, lines]);
 
   const turn = (key) => {
-    const next = new Set(turned);
-    if (!next.delete(key)) next.add(key);
-    setTurned(next);
+    const next = new Set(open);
+    if (!next.delete(String(key))) next.add(String(key));
+    setUnfolded([...next].join(" "));
   };
   const keys = (event) => {
     const line = lines[at];
@@ -74,8 +76,8 @@ export function DataTable({ columns, rows, caption, name, height = 520, onRow, s
     event.preventDefault();
   };
   const sortBy = (key) => {
-    if (sort?.[0] !== key) setSort([key, numeric(rows, key) ? "descending" : "ascending"]);
-    else setSort([key, sort[1] === "ascending" ? "descending" : "ascending"]);
+    const down = sort?.[0] === key ? sort[1] === "ascending" : numeric(rows, key);
+    setOrder(`${down ? "-" : ""}${key}`);
   };
   const right = columns.map((column) => (column.align ?? (numeric(rows, column.key) ? "right" : "left")) === "right");
   const all = () => ({ columns, rows: everyRow(rows).map((row) => ({ ...row, children: undefined })) });
@@ -106,6 +108,15 @@ export function DataTable({ columns, rows, caption, name, height = 520, onRow, s
       </table>
     </div>
   </div>`;
+}
+
+/** "bytes" → ["bytes", "ascending"], "-bytes" → ["bytes", "descending"], "" → null: as the rows came. */
+export const ordered = (order) => (order ? [order.replace(/^-/, ""), order.startsWith("-") ? "descending" : "ascending"] : null);
+
+/** A text that the table keeps itself, unless someone else does. */
+function useHeld(value = "", onChange) {
+  const own = useState(value);
+  return onChange ? [value, onChange] : own;
 }
 
 const numeric = (rows, key) => rows.some((row) => typeof row[key] === "number");

@@ -14,7 +14,7 @@ import { layerNumber } from "./residual.js";
 
 export const id = "compare";
 export const needs = "run";
-export const defaults = { what: "head", heads: "0.0", prompt: "", model: "", step: "" };
+export const defaults = { what: "head", heads: "0.0", layer: -1, head: -1, prompt: "", model: "", step: "" };
 
 const WHAT = ["head", "prompt", "model"];
 
@@ -78,16 +78,16 @@ function Difference({ model, run, p, setParams, t }) {
 
 function Heads({ run, p, setParams, t }) {
   const chosen = parseHeads(p.heads);
-  const [layer, setLayer] = useState(chosen[0]?.[0] ?? 0);
-  const [head, setHead] = useState(chosen[0]?.[1] ?? 0);
+  const layer = p.layer >= 0 ? p.layer : (chosen[0]?.[0] ?? 0);
+  const head = p.head >= 0 ? p.head : (chosen[0]?.[1] ?? 0);
   const here = run.heads.find((row) => row.layer === layer) ?? run.heads[0];
   const numbers = (count) => Array.from({ length: count }, (_, n) => ({ value: n, label: String(n) }));
   const at = Math.min(head, here.n_heads - 1);
-  const isChosen = chosen.some(([l, h]) => l === layer && h === at);
+  const isChosen = chosen.some(([l, h]) => l === here.layer && h === at);
   return html`
-    <${Choice} label=${t("compare.head.layer")} value=${layer} most=${0} options=${run.heads.map((row) => ({ value: row.layer, label: String(row.layer) }))} onChange=${setLayer} testid="compare-layer" />
-    <${Choice} label=${t("compare.head.head")} value=${at} most=${0} options=${numbers(here.n_heads)} onChange=${setHead} testid="compare-head" />
-    <${Button} disabled=${isChosen} onClick=${() => setParams({ heads: headsText([...chosen, [layer, at]]) })} testid="compare-add">${t("compare.head.add")}<//>
+    <${Choice} label=${t("compare.head.layer")} value=${here.layer} most=${0} options=${run.heads.map((row) => ({ value: row.layer, label: String(row.layer) }))} onChange=${(to) => setParams({ layer: to })} testid="compare-layer" />
+    <${Choice} label=${t("compare.head.head")} value=${at} most=${0} options=${numbers(here.n_heads)} onChange=${(to) => setParams({ head: to })} testid="compare-head" />
+    <${Button} disabled=${isChosen} onClick=${() => setParams({ heads: headsText([...chosen, [here.layer, at]]) })} testid="compare-add">${t("compare.head.add")}<//>
     <ul class="chips" aria-label=${t("compare.head.list")}>
       ${chosen.map(([l, h]) => html`<li key="${l}.${h}"><${Button} kind="quiet" label=${t("compare.head.remove", { name: `${l}.${h}`, layer: l, head: h })} testid="compare-remove-${l}-${h}"
         onClick=${() => setParams({ heads: headsText(chosen.filter(([a, b]) => a !== l || b !== h)) || "none" })}>${l}.${h} <span aria-hidden="true">×</span><//></li>`)}

@@ -12,7 +12,7 @@ import { DataTable } from "../components/table.js";
 
 export const id = "ledger";
 export const needs = "model";
-export const defaults = { mode: "prefill", tokens: 12, past: 0, dtype: "", other: "", show: "tensors" };
+export const defaults = { mode: "prefill", tokens: 12, past: 0, dtype: "", other: "", show: "tensors", sort: "", open: "" };
 
 const DTYPES = ["fp32", "bf16", "fp16"];
 const MODES = ["prefill", "decode", "train"];
@@ -127,12 +127,13 @@ function Workload({ model, p, setParams, t }) {
 
 function Books({ found, p, setParams, t }) {
   const { own, other } = found;
+  const held = { order: p.sort, onOrder: (sort) => setParams({ sort }), opened: p.open, onOpened: (open) => setParams({ open }) };
   return html`
     <${Totals} ...${{ found, t }} />
-    <${Choice} label=${t("ledger.show")} value=${p.show} options=${["tensors", "steps", "memory"].map((show) => ({ value: show, label: t(`ledger.show.${show}`) }))} onChange=${(show) => setParams({ show })} testid="ledger-show" />
-    ${p.show === "tensors" && html`<${Tensors} ...${{ own, other, name: found.name, t }} />`}
-    ${p.show === "steps" && html`<${Steps} ...${{ own, other, name: found.name, t }} />`}
-    ${p.show === "memory" && html`<${Memory} ...${{ own, other, name: found.name, t }} />`}`;
+    <${Choice} label=${t("ledger.show")} value=${p.show} options=${["tensors", "steps", "memory"].map((show) => ({ value: show, label: t(`ledger.show.${show}`) }))} onChange=${(show) => setParams({ show, sort: "", open: "" })} testid="ledger-show" />
+    ${p.show === "tensors" && html`<${Tensors} ...${{ own, other, name: found.name, held, t }} />`}
+    ${p.show === "steps" && html`<${Steps} ...${{ own, other, name: found.name, held, t }} />`}
+    ${p.show === "memory" && html`<${Memory} ...${{ own, other, name: found.name, held, t }} />`}`;
 }
 
 /** A text of the ledger's own in the page's language, where there is one; else as the ledger has it. */
@@ -180,7 +181,7 @@ function withShares(tree, key, whole, t) {
 
 const partOf = (tree, key) => tree.flatMap((row) => (row.layers ? row.children : [row])).reduce((best, row) => ((row.tied ? 0 : row[key]) > best[key] ? row : best), { [key]: -1, name: "" });
 
-function Tensors({ own, other, name, t }) {
+function Tensors({ own, other, name, held, t }) {
   const likeness = (row) => `${row.shape} ${row.bytes} ${row.kind} ${row.tied ?? ""}`;
   const measures = ["params", "bytes"];
   const [mine, theirs] = useMemo(() => [folded(own.tensors, measures, likeness), other && folded(other.tensors, measures, likeness)], [own, other]);
@@ -200,11 +201,11 @@ function Tensors({ own, other, name, t }) {
   return html`<${Section} title=${t("ledger.show.tensors")} testid="ledger-tensors">
     <${Strip} parts=${mine.flatMap((row) => (row.tied ? [] : [{ label: row.name, value: row.params }]))} title=${t("ledger.shares.caption")} name="ledger-shares" testid="ledger-shares" format=${count}
       sentence=${t("ledger.tensors.sentence", { count: own.tensors.length, params: int(whole), bytes: bytes(total(mine, "bytes")), name: largest.name, share: percent(largest.params / whole) })} />
-    <${DataTable} columns=${columns} rows=${tree} caption=${t("ledger.tensors.caption")} name="ledger-tensors" testid="tensors" height=${640} />
+    <${DataTable} columns=${columns} rows=${tree} caption=${t("ledger.tensors.caption")} name="ledger-tensors" testid="tensors" ...${held} height=${640} />
   <//>`;
 }
 
-function Steps({ own, other, name, t }) {
+function Steps({ own, other, name, held, t }) {
   const likeness = (row) => `${row.shape} ${row.flops}`;
   const measures = ["flops", "bytes"];
   const [mine, theirs] = useMemo(() => [folded(own.steps, measures, likeness), other && folded(other.steps, measures, likeness)], [own, other]);
@@ -222,11 +223,11 @@ function Steps({ own, other, name, t }) {
   ];
   return html`<${Section} title=${t("ledger.show.steps")} testid="ledger-steps">
     <p class="sentence" data-testid="steps-sentence">${t("ledger.steps.sentence", { count: own.steps.length, flops: flops(whole), name: largest.name, share: percent(largest.flops / whole) })}</p>
-    <${DataTable} columns=${columns} rows=${tree} caption=${t("ledger.steps.caption")} name="ledger-steps" testid="steps-table" height=${640} />
+    <${DataTable} columns=${columns} rows=${tree} caption=${t("ledger.steps.caption")} name="ledger-steps" testid="steps-table" ...${held} height=${640} />
   <//>`;
 }
 
-function Memory({ own, other, name, t }) {
+function Memory({ own, other, name, held, t }) {
   const theirs = new Map((other?.memory ?? []).map((row) => [row.name, row.bytes]));
   const rows = own.memory.map((row) => ({ ...row, key: row.name, label: told(t, `item.${row.name}`, row.name), meaning: told(t, `item.${row.name}.meaning`, row.meaning), other: theirs.get(row.name) ?? null }));
   const whole = own.memory.reduce((sum, row) => sum + row.bytes, 0);
@@ -240,6 +241,6 @@ function Memory({ own, other, name, t }) {
   return html`<${Section} title=${t("ledger.show.memory")} testid="ledger-memory">
     <${Strip} parts=${rows.map((row) => ({ label: row.label, value: row.bytes }))} title=${t("ledger.memory.caption")} name="ledger-memory" testid="memory-strip" format=${bytes}
       sentence=${t("ledger.memory.sentence", { total: bytes(whole), name: largest?.label ?? "", share: percent(whole ? largest.bytes / whole : 0) })} />
-    <${DataTable} columns=${columns} rows=${rows} caption=${t("ledger.memory.caption")} name="ledger-memory" testid="memory" />
+    <${DataTable} columns=${columns} rows=${rows} caption=${t("ledger.memory.caption")} name="ledger-memory" testid="memory" ...${held} />
   <//>`;
 }

@@ -19,10 +19,12 @@ const SAMPLING = ["temperature", "top_k", "top_p", "min_p"];
 const LISTED = 40; // tokens the server is asked for
 const FEW = defaults.rows;
 
-/** What a stage does with these settings, as the key of a text and its value. */
-export function stageSays(name, sampling) {
-  const value = sampling[name];
-  if (name === "logits" || name === "draw") return [`next.stage.${name}.say`, {}];
+/** What a stage does with the settings asked for, or has drawn with them, as the key of a text and its values. */
+export function stageSays(name, { asked, uniform }) {
+  const value = asked[name];
+  if (name === "logits") return ["next.stage.logits.say", {}];
+  if (name === "draw" && !Number.isFinite(uniform)) return ["next.stage.draw.greedy", {}];
+  if (name === "draw") return ["next.stage.draw.with", { seed: String(asked.seed), uniform: float(uniform) }];
   if (name === "temperature" && value < 1e-5) return ["next.stage.temperature.greedy", {}];
   if (name === "temperature" && value === 1) return ["next.stage.temperature.off", {}];
   const off = { top_k: value <= 0, top_p: value >= 1, min_p: value <= 0 }[name];
@@ -87,7 +89,7 @@ function Stages({ found, params, setParams, t, vocab }) {
           picture=${() => paintStages(stages.map((stage) => ({ ...stage, title: t(`next.stage.${stage.name}`) })), shown, drawn.id)}>
           <${Button} kind="quiet" onClick=${() => setParams({ rows: shown === FEW ? LISTED : FEW })} testid="stages-more">${t("next.more", { n: shown === FEW ? LISTED : FEW })}<//>
         <//></div>
-      <ol class="stages">${stages.map((stage) => html`<${Stage} key=${stage.name} ...${{ stage, asked, shown, t, drawn }} />`)}</ol>
+      <ol class="stages">${stages.map((stage) => html`<${Stage} key=${stage.name} ...${{ stage, found, shown, t }} />`)}</ol>
       <p class="sentence" data-testid="next-sentence">${t("next.sentence", { token: visible(first.text), p: percent(first.p), kept: int(last.kept) })}</p>
     </figure>
     <${Draw} ...${{ last, drawn, uniform, asked, t }} />
@@ -100,12 +102,13 @@ function Stages({ found, params, setParams, t, vocab }) {
 }
 
 /** One stage: its tokens with bars, those it rules out crossed out. */
-function Stage({ stage, asked, shown, t, drawn }) {
+function Stage({ stage, found, shown, t }) {
+  const { drawn } = found;
   const rows = stage.rows.slice(0, shown);
-  const [key, values] = stageSays(stage.name, asked);
+  const [key, values] = stageSays(stage.name, found);
   const highest = Math.max(...rows.map((row) => row.p ?? 0), 1e-12);
   return html`<li class="stage" data-testid="stage-${stage.name}">
-    <h2>${t(`next.stage.${stage.name}`)}</h2>
+    <h2>${t(`next.stage.${stage.name}`)}${stage.name === "draw" && html` <span class="outcome" data-testid="outcome">${visible(drawn.text)}</span>`}</h2>
     <p class="note">${t(key, values)}<br /><span data-testid="kept-${stage.name}">${t("next.kept", { kept: stage.kept })}</span></p>
     <ol>
       ${rows.map((row) => {

@@ -2,6 +2,7 @@
 import { html, useMemo, useState } from "../html.js";
 import { api } from "../api.js";
 import { float, percent, visible } from "../format.js";
+import { language } from "../i18n.js";
 import { CellGrid } from "../components/cellgrid.js";
 import { LineChart } from "../components/chart.js";
 import { Button, Choice } from "../components/controls.js";
@@ -165,7 +166,7 @@ function UpdateMap({ run, lens, params, setParams, t, at }) {
   const which = params.which === "mlp" ? "mlp" : "attn";
   const rows = lens.update[which];
   const data = useMemo(() => Float32Array.from(rows.flat(), (value) => value ?? NaN), [rows]);
-  const labels = useMemo(() => run.pieces.map((piece, i) => `${i} ${pieceLabel(piece)}`), [run]);
+  const labels = useMemo(() => run.pieces.map((piece, i) => `${i} ${pieceLabel(piece)}`), [run, language.value]);
   const [layer, position] = largest(rows);
   const words = { which: t(`residual.update.${which}`), value: float(rows[layer][position]), layer, position, input: pieceLabel(run.pieces[position]) };
   const choose = (r, c) => setParams({ at: c, layer: lens.layers.findIndex((name) => layerNumber(name) === r) });

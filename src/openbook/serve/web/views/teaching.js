@@ -1,7 +1,7 @@
 /** Training against generation: one pass with all labels beside one token after the other; a real step; a run's loss. */
 import { html, useEffect, useState } from "../html.js";
 import { api } from "../api.js";
-import { bytes, exact, float, flops, int, percent, visible } from "../format.js";
+import { bytes, exact, float, flops, int, percent } from "../format.js";
 import { LineChart } from "../components/chart.js";
 import { Button, Choice, NumberField, TextField } from "../components/controls.js";
 import { Loading, Notice, Section, useAsync, ViewFrame } from "../components/frame.js";
@@ -39,10 +39,18 @@ export function View({ model, params, setParams, t }) {
 
 // --- one text, both flows ---
 
+/** The API's teaching, with what was generated as pieces: a token may be part of a character. */
+async function taught(model, text, signal) {
+  const flow = await api.post(`/api/models/${model.id}/teaching`, { text }, signal);
+  const ids = [flow.prefill, ...flow.steps].map((step) => step.token.id);
+  const { pieces } = await api.post(`/api/models/${model.id}/tokens`, { ids }, signal);
+  return { ...flow, generated: pieces };
+}
+
 function Flows({ model, params, setParams, t }) {
   const { text, row } = params.value;
   const [attempt, setAttempt] = useState(0);
-  const found = useAsync((signal) => api.post(`/api/models/${model.id}/teaching`, { text }, signal), [model.id, text, attempt]);
+  const found = useAsync((signal) => taught(model, text, signal), [model.id, text, attempt]);
   return html`
     <div class="toolbar">
       <${TextField} label=${t("teaching.text")} value=${text} onChange=${(value) => value.trim() && setParams({ text: value, row: 0 })} testid="teaching-text" />
@@ -87,7 +95,7 @@ function Generation({ flow, t }) {
   const steps = [prefill, ...flow.steps];
   const all = sums(steps.map((step) => ({ ...step, flops: step.flops_with })));
   const rows = steps.map((step, i) => ({
-    ...step, key: i, step: i, in: i === 0 ? t("teaching.gen.tokens", { n: prefill.tokens }) : visible(steps[i - 1].token.text), out: visible(step.token.text),
+    ...step, key: i, step: i, in: i === 0 ? t("teaching.gen.tokens", { n: prefill.tokens }) : pieceLabel(flow.generated[i - 1]), out: pieceLabel(flow.generated[i]),
   }));
   const columns = [
     { key: "step", label: t("teaching.gen.step"), format: (i) => (i === 0 ? t("teaching.gen.prefill") : int(i)), align: "left" },

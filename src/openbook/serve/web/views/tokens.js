@@ -3,7 +3,7 @@ import { html, useEffect, useState } from "../html.js";
 import { api } from "../api.js";
 import { Button, TextField, Toggle } from "../components/controls.js";
 import { Facts, Loading, Notice, Section, useAsync, ViewFrame } from "../components/frame.js";
-import { pieceLabel } from "../components/pieces.js";
+import { isPart, pieceAlone } from "../components/pieces.js";
 import { DataTable } from "../components/table.js";
 import { FigureTools } from "../components/tools.js";
 import { float, int, visible } from "../format.js";
@@ -83,7 +83,7 @@ function Found({ model, found, selected, onSelect, t }) {
     { key: "origin", label: t("tokens.from") },
   ];
   const rows = pieces.map((piece, position) => ({
-    key: position, position, id: piece.id, shows: pieceLabel(piece), whole: visible(piece.whole), bytes: spaced(piece.bytes), spelling: piece.token,
+    key: position, position, id: piece.id, shows: pieceAlone(piece), whole: visible(piece.whole), bytes: spaced(piece.bytes), spelling: piece.token,
     origin: t(piece.special ? "tokens.special" : piece.from === "template" ? "tokens.template" : "tokens.content"),
   }));
   const table = () => ({ columns: columns.map(({ key, label }) => ({ key, label })), rows });
@@ -105,7 +105,7 @@ function Found({ model, found, selected, onSelect, t }) {
             const at = group.at + i;
             return html`<span key=${at} role="option" aria-selected=${String(at === selected)} tabindex=${at === Math.max(0, selected) ? 0 : -1} data-token=${at} data-testid="token-${at}"
                 class="token from-${piece.from} ${piece.special ? "special" : ""} ${at === selected ? "on" : ""}" onClick=${() => onSelect(at)}>
-              <span class="token-text">${pieceLabel(piece)}</span>${!pieceLabel(piece).startsWith("⟨") && html`<span class="token-bytes">${spaced(piece.bytes)}</span>`}<span class="token-id number">${piece.id}</span>
+              <span class="token-text">${pieceAlone(piece)}</span>${!isPart(piece) && html`<span class="token-bytes">${spaced(piece.bytes)}</span>`}<span class="token-id number">${piece.id}</span>
             </span>`;
           })}</span>
         </div>`)}
