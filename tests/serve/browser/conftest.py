@@ -210,7 +210,7 @@ def show(shared_windows: Windows) -> Iterator[Callable[..., object]]:
         shared_windows.expects = expects
         home = url.split("#")[0]
         page = shared_windows.page
-        if page is None or not page.url.startswith(home):
+        if page is None or page.url.split("#")[0] != home:
             shared_windows.page = shared_windows.open(url)
             return shared_windows.page
         page.goto(f"{home}#/overview")

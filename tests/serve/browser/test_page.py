@@ -160,6 +160,9 @@ def test_a_model_without_weights_shows_its_overview_and_says_what_is_missing(tin
     page.wait_for_selector("text=mlp.router")
     page.click("[data-testid=rail-attention]")
     page.wait_for_selector("[data-testid=needs-weights]")
+    page.click("[data-testid=choose-weights]")
+    page.click(f"[data-testid='model-{tiny_server.model}']")
+    page.wait_for_selector("[data-testid=needs-run]")
 
 
 def test_what_a_prompt_or_a_file_spells_is_never_markup(tiny_server, show):
@@ -193,8 +196,8 @@ def test_two_windows_do_not_disturb_each_other(tiny_url, open_page):
     assert "ablate" not in first.url
 
 
-def test_numbers_are_spelled_for_people(tiny_server, show):
-    page = show(f"{tiny_server.address}/?lang=en")
+def test_numbers_are_spelled_for_people(tiny_server, open_page):
+    page = open_page(f"{tiny_server.address}/?lang=en")
     told = page.evaluate("""() => import("./format.js").then((f) => ({
       float: [0, 1, 0.6214, -0.25, 123456, 1.2346e-7, -3e9, 1e-4].map((x) => f.float(x)),
       exact: [0.1, Math.fround(1 / 3), 16777216].map(f.exact),
@@ -217,8 +220,8 @@ def test_numbers_are_spelled_for_people(tiny_server, show):
     }
 
 
-def test_an_address_says_the_same_when_read_and_written_again(tiny_server, show):
-    page = show(f"{tiny_server.address}/?lang=en")
+def test_an_address_says_the_same_when_read_and_written_again(tiny_server, open_page):
+    page = open_page(f"{tiny_server.address}/?lang=en")
     hashes = [
         "#/steps?model=a%2Fb+c&run=%E6%B3%95+%3C%26%3D%23%3E%25&chat=1&system=be+kind&ablate=3.2,4.0&step=head",
         "#/overview",

@@ -164,7 +164,8 @@ function missing(needs) {
   if (pending.value === "open") return html`<${Loading} label=${t("shell.opening", { name: route.value.model })} />`;
   if (!open) return html`<section class="welcome" data-testid="welcome"><h1 id="view-title" tabindex="-1">${t("shell.welcome")}</h1><p>${t("shell.welcome_text")}</p><${Models} /></section>`;
   if (needs === "model") return null;
-  if (!open.has_weights) return html`<${Notice} testid="needs-weights">${t("shell.needs_weights", { name: open.name })}</${Notice}>`;
+  if (!open.has_weights) return html`<${Notice} testid="needs-weights"><p>${t("shell.needs_weights", { name: open.name })}</p><p>${t("shell.needs_weights_next")} <code>openbook models get smollm2-135m</code></p>
+    <${Button} kind="primary" testid="choose-weights" onClick=${() => (dialog.value = "model")}>${t("shell.choose_model")}</${Button}></${Notice}>`;
   if (needs === "weights" || run.value) return null;
   if (pending.value === "run") return html`<${Loading} label=${t("shell.computing")} />`;
   const prompt = open.has_tokenizer ? FIRST_PROMPT : "1 2 3 4 5 6 7";

@@ -83,7 +83,7 @@ function Found({ model, found, selected, onSelect, t }) {
     { key: "origin", label: t("tokens.from") },
   ];
   const rows = pieces.map((piece, position) => ({
-    key: position, position, id: piece.id, shows: pieceAlone(piece), whole: visible(piece.whole), bytes: spaced(piece.bytes), spelling: piece.token,
+    key: position, position, id: piece.id, shows: pieceAlone(piece), whole: visible(piece.whole), bytes: spaced(piece.bytes), spelling: visible(piece.token),
     origin: t(piece.special ? "tokens.special" : piece.from === "template" ? "tokens.template" : "tokens.content"),
   }));
   const table = () => ({ columns: columns.map(({ key, label }) => ({ key, label })), rows });
