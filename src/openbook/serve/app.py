@@ -22,6 +22,7 @@ from openbook.serve.comparing import compare
 from openbook.serve.errors import ApiError, api_error
 from openbook.serve.explorer import CHARS_PER_TOKEN, Explorer, Model, Run
 from openbook.serve.lines import Lines, to_json
+from openbook.serve.listings import listing
 from openbook.serve.next_token import next_token
 from openbook.serve.pieces import pieces
 from openbook.serve.requests import (
@@ -64,6 +65,7 @@ def make_app(explorer: Explorer, port: int) -> Starlette:
         get("models/{model}", api.model),
         get("models/{model}/overview", api.overview),
         get("models/{model}/ledger", api.ledger),
+        get("source", api.source),
         post("models/{model}/tokens", api.tokens),
         post("models/{model}/runs", api.make_run),
         get("runs/{run}", api.run),
@@ -200,6 +202,11 @@ class Api:
             },
         )
         return json_response(await self._read(books.ledger, model.spec, **given))
+
+    async def source(self, request: Request) -> Response:
+        given = query(request, {"step": Required(Text(200)), "model": Required(Text(100))})
+        model = self.explorer.model(given["model"])
+        return json_response(await self._read(listing, model.spec, given["step"]))
 
     async def tokens(self, request: Request) -> Response:
         model = self.explorer.model(request.path_params["model"])
