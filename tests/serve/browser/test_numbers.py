@@ -1,9 +1,12 @@
 """What stands in the page is what Python computes: the same model, the same prompt, two ways."""
 
 import re
+from pathlib import Path
 
 import pytest
 import torch
+
+import openbook
 
 STEPS = [
     "embed",
@@ -49,6 +52,22 @@ def test_steps_have_the_traces_statistics_shapes_and_formulas(tiny_url, tiny_tra
             assert shown == pytest.approx(getattr(step.statistics, key), rel=6e-4, abs=1e-12), (name, key)
         assert page.is_visible("[data-testid=stat-inf]") == (step.statistics.inf > 0)
         assert page.inner_text("[data-testid=step-formula]")
+
+
+def test_the_code_of_a_step_is_the_files_own_lines(tiny_url, show):
+    page = show(tiny_url("steps", step="layers.1.mlp_norm"))
+    wait_for_step(page, "layers.1.mlp_norm")
+    assert not page.query_selector("[data-testid=source]")
+    page.focus("[data-testid=source-open]")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("[data-testid=source]")
+    assert "source=1" in page.url
+    said = page.inner_text("[data-testid=source-at]")
+    found = re.fullmatch(r"Norm, lines (\d+) to (\d+) of (openbook/\S+\.py)", said)
+    assert found is not None
+    first, last, file = int(found[1]), int(found[2]), Path(openbook.__file__).parents[1] / found[3]
+    lines = file.read_text("utf-8").splitlines()[first - 1 : last]
+    assert page.text_content("[data-testid=source]").splitlines() == lines
 
 
 def test_the_numbers_of_a_heatmap_are_the_tensors(tiny_url, tiny_trace, show):

@@ -102,7 +102,7 @@ def test_the_last_stage_says_what_was_drawn_with_which_number(tiny_url, show, lo
     generator = torch.Generator().manual_seed(11)
     uniform = float(torch.rand((), dtype=torch.float64, generator=generator))
     text = page.inner_text("[data-testid=stage-draw] .note")
-    said = re.match(r"seed 11: the number ([\d.]+)", text)
+    said = re.match(r"seed 11 gives ([\d.]+)", text)
     assert said is not None
     assert float(said[1]) == pytest.approx(uniform, abs=6e-5)
     assert page.inner_text("[data-testid=outcome]") in page.inner_text("[data-testid=drawn-sentence]")

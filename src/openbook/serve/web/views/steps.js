@@ -1,9 +1,10 @@
 /** Every step of the pass, one at a time: what it computes, from what, what came out. */
 import { html, useEffect, useMemo, useRef, useState } from "../html.js";
-import { tensorSlice } from "../api.js";
+import { api, tensorSlice } from "../api.js";
 import { Button, Choice, NumberField, Slider } from "../components/controls.js";
 import { Facts, Loading, Notice, Shape, StepLink, useAsync, ViewFrame } from "../components/frame.js";
 import { Heatmap } from "../components/heatmap.js";
+import { Loaded } from "../components/loaded.js";
 import { pieceLabel } from "../components/pieces.js";
 import { bytes, exact, float, flops, int, seconds } from "../format.js";
 import { linkTo } from "../state.js";
@@ -11,14 +12,14 @@ import { linkTo } from "../state.js";
 export const id = "steps";
 export const needs = "run";
 /** `cut`: which entry of an axis is looked at, "H~2,A~0"; `scale` of colours "own" or "shared" by this step of all layers. */
-export const defaults = { step: "", cut: "", scale: "own", reduce: "mean" };
+export const defaults = { step: "", cut: "", scale: "own", reduce: "mean", source: false };
 
 const PACE = 700; // ms a step, when played
 const FEW = 256; // rows and columns that are drawn
 
 export function View({ model, run, params, setParams, t }) {
   const { steps } = run;
-  const { cut, scale, reduce } = params.value;
+  const { cut, scale, reduce, source } = params.value;
   const at = Math.max(0, steps.findIndex((step) => step.name === (params.value.step || steps[0].name)));
   const step = steps[at];
   const lost = params.value.step && step.name !== params.value.step;
@@ -42,7 +43,7 @@ export function View({ model, run, params, setParams, t }) {
     ${lost && html`<${Notice} kind="warning" testid="step-lost">${t("steps.lost", { name: params.value.step })}</${Notice}>`}
     <div class="steps-page">
       <${Contents} steps=${steps} step=${step} t=${t} />
-      <${OneStep} model=${model} run=${run} step=${step} at=${at} cut=${cut} scale=${scale} reduce=${reduce} setParams=${setParams} t=${t} />
+      <${OneStep} model=${model} run=${run} step=${step} at=${at} cut=${cut} scale=${scale} reduce=${reduce} source=${source} setParams=${setParams} t=${t} />
     </div>
   </${ViewFrame}>`;
 }
@@ -141,7 +142,16 @@ export function slicing(step, cut, heads) {
   return { at: indices.join(","), fixed, shown, part };
 }
 
-function OneStep({ model, run, step, at, cut, scale, reduce, setParams, t }) {
+/** The lines of Openbook that compute a step. */
+function Source({ model, step, t }) {
+  const [attempt, setAttempt] = useState(0);
+  const found = useAsync((signal) => api.get(`/api/source?${new URLSearchParams({ model: model.id, step: step.name })}`, signal), [model.id, step.name, attempt]);
+  return html`<${Loaded} of=${found} name="source" again=${() => setAttempt(attempt + 1)}>${({ file, line, end_line: end, symbol, text }) => html`
+    <p class="note" data-testid="source-at">${t("steps.source_at", { symbol, file, first: String(line), last: String(end) })}</p>
+    <pre class="source" tabindex="0" aria-label=${t("steps.source")} data-testid="source">${text}</pre>`}<//>`;
+}
+
+function OneStep({ model, run, step, at, cut, scale, reduce, source, setParams, t }) {
   const heads = run.heads.find(({ layer }) => layer === step.layer);
   const slice = useMemo(() => slicing(step, cut, heads), [step, cut]);
   const get = (other) => tensorSlice(run, other.name, { at: slicing(other, cut, run.heads.find(({ layer }) => layer === other.layer)).at, max: FEW, reduce });
@@ -158,6 +168,10 @@ function OneStep({ model, run, step, at, cut, scale, reduce, setParams, t }) {
     <h2 class="step-name" aria-live="polite"><code data-testid="step-name">${step.name}</code></h2>
     <p class="step-what">${t(has(t, `steps.what_${wordOf(step)}`) ? `steps.what_${wordOf(step)}` : `steps.kind_${step.kind}`)}</p>
     <p class="formula step-formula" data-testid="step-formula"><span class="muted">${step.local.split(".").at(-1)} = </span>${step.formula}</p>
+    <details class="more" open=${source} onToggle=${(event) => event.currentTarget.open !== source && setParams({ source: event.currentTarget.open })}>
+      <summary data-testid="source-open">${t("steps.source")}</summary>
+      ${source && html`<${Source} ...${{ model, step, t }} />`}
+    </details>
     <p class="step-inputs">${step.inputs.length > 0 && html`<span class="muted">${t("steps.reads")}</span> ${step.inputs.map((name) => html`<span key=${name} class="step-input"><${StepLink} name=${name} label=${shortName(name, step)} /> <${InputShape} run=${run} name=${name} /></span>`)}`}</p>
     <p><span class="muted">${t("steps.gives")}</span> <${Shape} axes=${step.axes} shape=${step.shape} testid="step-shape" /> <span class="muted">${step.dtype}</span></p>
     ${step.edited && html`<${Notice} kind="warning">${t("steps.edited")}</${Notice}>`}
