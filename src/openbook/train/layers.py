@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
@@ -94,8 +95,10 @@ def can_multiply() -> bool:
 
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x [..., in] by weight [out, in] through oneDNN, fp32; strides may be any."""
-    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    """x [..., in] by weight [out, in], with any strides and no gradient; fp32 on the CPU through oneDNN."""
+    if x.dtype == torch.float32 and x.device.type == "cpu" and can_multiply():
+        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return F.linear(x, weight, bias)
 
 
 class FastLinear(nn.Linear):

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from openbook.model.decoder import Head
+from openbook.train.layers import multiply
 from openbook.train.pack import IGNORED
 
 MAX_LOGITS = 1 << 24
@@ -153,7 +154,7 @@ class _Plain:
         x, labels = hidden[chunk].to(self.dtype), labels[chunk, None]
         bias = None if self.bias is None else self.bias.to(self.dtype)
         with torch.autocast(x.device.type, enabled=False):
-            logits = F.linear(x, self.weight, bias).float()
+            logits = multiply(x, self.weight, bias).float()
             top = logits.amax(-1, keepdim=True)
             right = logits.gather(1, labels)
             exponentials = logits.sub_(top).exp_()
@@ -167,7 +168,7 @@ class _Plain:
             if self.bias_grad is not None:
                 self.bias_grad += slopes.sum(0)
             slopes = slopes.to(self.dtype)
-            self.hidden_grad[chunk] = slopes @ self.weight
+            self.hidden_grad[chunk] = multiply(slopes, self.weight.mT)
             if self.weight_grad is not None and self.dtype == self.weight_grad.dtype:
                 self.weight_grad.addmm_(slopes.mT, x)
             elif self.weight_grad is not None:
