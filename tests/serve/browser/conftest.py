@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote_plus
 
 import pytest
@@ -137,7 +138,7 @@ class Windows:
 
     def __init__(self, browser) -> None:
         self.browser = browser
-        self.contexts: list[object] = []
+        self.contexts: list[Any] = []
         self.page = None
         """The one that tests share, if they do."""
         self.troubles: list[str] = []
@@ -155,7 +156,7 @@ class Windows:
         self.contexts.append(context)
         page = context.new_page()
         page.set_default_timeout(60_000)
-        home = re.match(r"http://127\.0\.0\.1:\d+/", url)[0]
+        home = url[: url.index("/", len("http://")) + 1]
         page.on("console", lambda said: said.type in ("error", "warning") and self.trouble(said.text))
         page.on("pageerror", lambda error: self.trouble(str(error)))
         page.on(

@@ -1,5 +1,5 @@
 /** A table whose cells have a word and a colour: the logit lens. It is its own table for those who do not see colours. */
-import { html, useEffect, useRef } from "../html.js";
+import { html, useLayoutEffect, useRef } from "../html.js";
 import { colour, shade } from "../theme.js";
 import { fitted, font, paper } from "./paper.js";
 import { colours, isDark, stepOf } from "./scale.js";
@@ -23,7 +23,7 @@ export function CellGrid({ rows, cols, corner, cell, low, high, format, legend, 
   place.current = selected;
   const look = shade.value;
   const ink = (value) => inkOf(value, low, high, look);
-  useEffect(() => {
+  useLayoutEffect(() => { // before the next key is read
     if (!walking.current) return;
     walking.current = false;
     table.current?.querySelector("tbody [tabindex='0']")?.focus();

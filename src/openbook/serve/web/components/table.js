@@ -1,5 +1,5 @@
 /** A table that can be sorted, walked through with the keyboard, and taken home. */
-import { html, useEffect, useMemo, useRef, useState } from "../html.js";
+import { html, useLayoutEffect, useMemo, useRef, useState } from "../html.js";
 import { t } from "../i18n.js";
 import { cell, FigureTools } from "./tools.js";
 
@@ -43,7 +43,7 @@ export function DataTable({ columns, rows, caption, name, height = 520, onRow, s
   const end = long ? Math.min(lines.length, Math.ceil((top + height) / ROW) + AROUND) : lines.length;
   const at = Math.min(active, lines.length - 1);
 
-  useEffect(() => {
+  useLayoutEffect(() => { // before the next key is read
     if (!walking.current) return;
     walking.current = false;
     if (long) {
