@@ -19,7 +19,6 @@ from openbook.cli import (
     demo,
     diff,
     errors,
-    eval,
     explore,
     flow,
     generate,
@@ -31,6 +30,9 @@ from openbook.cli import (
     trace,
     train,
     verify,
+)
+from openbook.cli import (
+    eval as evaluate,
 )
 
 _LOOK, _RUN = "Open the books", "Run the model"
@@ -79,7 +81,7 @@ app.command("convert", rich_help_panel="Models")(convert.run)
 app.add_typer(data.app, name="data", rich_help_panel="Train")
 app.command("train", rich_help_panel="Train")(train.run)
 app.command("runs", rich_help_panel="Train")(runs.run)
-app.command("eval", rich_help_panel="Train")(eval.run)
+app.command("eval", rich_help_panel="Train")(evaluate.run)
 
 
 def main() -> None:
