@@ -31,9 +31,7 @@ from openbook.cli import (
     train,
     verify,
 )
-from openbook.cli import (
-    eval as evaluate,
-)
+from openbook.cli import eval as evaluate
 
 _LOOK, _RUN = "Open the books", "Run the model"
 
