@@ -81,6 +81,41 @@ def test_ctrl_c_does_not_wait_for_work_that_nobody_wants_any_more(tmp_path: Path
     assert "Traceback" not in err
 
 
+def test_windows_that_vanish_amid_an_answer_leave_the_server_at_work(tmp_path: Path):
+    """Ten clients ask for long generations and a trace, and cut the line; the next one is answered."""
+    spec = served.SPEC.replace(layers=served.SPEC.layers * 40)
+    folder, port = served.write_model(tmp_path / "deep", spec), free_port()
+    process = start(str(folder), "--no-browser", "--port", str(port), "--store", "1GB")
+    try:
+        assert process.stdout is not None
+        process.stdout.readline()
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/state") as answer:
+            model = json.load(answer)["models"][0]["id"]
+        for number in range(10):
+            kind, body = ("cache", {"tokens": 40}) if number % 2 else ("runs", {})
+            content = json.dumps({"ids": [5 + number] * 8, **body}).encode()
+            head = (
+                f"POST /api/models/{model}/{kind} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n"
+                f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+            )
+            with socket.create_connection((HOST, port)) as window:
+                window.sendall(head.encode() + content)
+                if number % 4 == 1:
+                    window.recv(64)  # in the middle of the stream
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{port}/api/models/{model}/runs",
+            json.dumps({"ids": [5, 6, 7]}).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            assert json.load(answer)["ids"] == [5, 6, 7]
+    finally:
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+
+
 def _address_of_this_machine() -> str:
     """An address of this machine that is not 127.0.0.1: another of the loopback's, if nothing else."""
     return "127.0.0.2"
