@@ -1,6 +1,7 @@
 """Generation through the cache, one text taught, one step of an optimizer, and runs on disk."""
 
 import json
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from openbook.ledger import Ledger, Workload
 from openbook.lm import LanguageModel, load
 from openbook.serve import decoding, teaching, training
 from openbook.serve.explorer import Explorer
+from openbook.train.lock import Lock
 from served import good, refused
 
 TEXT = "so und so und wieder so"
@@ -270,7 +272,7 @@ def test_runs_below_the_working_folder_are_found_and_followed(
     with served.client_of(Explorer(served.STORE, [str(elsewhere)])) as client:
         listed = good(client.get("/api/training"))["runs"]
         assert listed == [
-            {"name": "runs/one", "state": "running", "step": 10, "steps": 40, "loss": 4.9},
+            {"name": "runs/one", "state": "stopped", "step": 10, "steps": 40, "loss": 4.9},
             {"name": "far/away/from/here", "state": "done", "step": 2, "steps": 40, "loss": 4.98},
         ]
         made = [row for row in good(client.get("/api/state"))["available"] if row["kind"] == "run"]
@@ -281,6 +283,27 @@ def test_runs_below_the_working_folder_are_found_and_followed(
         assert found["recipe"]["train"] == {"steps": 40}
         later = good(client.get("/api/training/runs%2Fone", params={"after": 8}))
         assert [row["step"] for row in later["metrics"]] == [9, 10, 10]
+
+
+def test_a_run_goes_on_as_long_as_its_folder_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    folder = write_run(tmp_path / "one", rows(1, 3))
+
+    def state() -> str:
+        return training.listing([])[0]["state"]
+
+    held = Lock(folder)
+    assert [state(), state()] == ["running", "running"]
+    held.release()
+    assert state() == "stopped"
+    Lock(folder).release()  # asking has not kept it
+    (folder / "metrics.jsonl").unlink()
+    assert state() == "new"
+    (folder / "model").mkdir()
+    assert state() == "done"
+    (folder / "lock").unlink()
+    os.mkfifo(folder / "lock")  # opening it would wait for ever
+    assert state() == "done"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -19,7 +18,7 @@ from openbook.files.regular import open_regular
 from openbook.serve.errors import ApiError
 from openbook.sources import read_json
 
-RECIPE, METRICS, MODEL = "recipe.json", "metrics.jsonl", "model"
+RECIPE, METRICS, MODEL, LOCK = "recipe.json", "metrics.jsonl", "model", "lock"
 
 MOST_FOLDERS = 2000
 """Folders that are looked into."""
@@ -29,9 +28,6 @@ MOST_BYTES = 64_000_000
 
 MOST_POINTS = 4000
 """Steps that are sent at once; of more, evenly chosen ones."""
-
-FRESH_S = 60.0
-"""A run whose metrics were written within so many seconds is going on."""
 
 
 def folders(given: Iterable[str]) -> dict[str, Path]:
@@ -89,13 +85,32 @@ def about(folder: Path, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _state(folder: Path) -> str:
+    if _is_locked(folder / LOCK):
+        return "running"
     if (folder / MODEL).is_dir():
         return "done"
+    return "stopped" if (folder / METRICS).exists() else "new"
+
+
+def _is_locked(path: Path) -> bool:
+    """Whether a training process holds the file, which it does to its end, however it ends.
+
+    Who asks holds it too, for a moment, but shared with all others who ask; training waits a little.
+    """
     try:
-        age = time.time() - (folder / METRICS).stat().st_mtime
-    except OSError:
-        return "new"
-    return "running" if age < FRESH_S else "stopped"
+        import fcntl
+    except ImportError:  # Windows, where nothing is held
+        return False
+    try:
+        file, _ = open_regular(path)
+    except (OSError, ValueError):
+        return False
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False
 
 
 def _steps(folder: Path) -> int | None:
