@@ -6,7 +6,7 @@ the last part of their names; `x` is the residual stream.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from openbook.spec.model import (
@@ -35,10 +35,20 @@ class Step(NamedTuple):
 
 def describe(spec: ModelSpec, name: str) -> Step:
     """The step `name`. Raises `KeyError` for a step that no such model has."""
-    local, reads = local_name(name), inputs(spec, name)
+    local, reads = local_name(name), tuple(_there(spec, name))
     block = spec.layers[int(name.split(".")[1])] if name != local else None
     row = ROWS.get(local) or next(row for ending, row in ENDINGS.items() if local.endswith(ending))
     return Step(row.kind, row.formula(_Here(spec, block, local, reads)), reads)
+
+
+def _there(spec: ModelSpec, name: str) -> Iterator[str]:
+    """What the step reads in a pass without a cache, which is all that is shown: latents are expanded, and in
+    place of an absorbed step stands what that reads."""
+    for read in inputs(spec, name):
+        if local_name(read) in ("attn.q_absorb", "attn.v_absorb"):
+            yield from inputs(spec, read)
+        else:
+            yield read
 
 
 class _Here(NamedTuple):
@@ -165,14 +175,20 @@ def _temperature(here: _Here) -> str:
 
 
 def _scores(here: _Here) -> str:
-    attn = here.layer.attn
-    key = here.read(1) if isinstance(attn, Attention) else "k"
-    score = f"{here.read()} · {key}ᵀ · {attn.scale:.6g}"
+    attn, read = here.layer.attn, here.read()
+    if isinstance(attn, Attention):
+        query, key, parts = read, here.read(1), ""
+    else:  # of every head the rotated part stands beside its own
+        query, key, parts = "q", "k", f", k the keys of {here.read(1)}"
+        if attn.rope is not None:
+            query, key = f"(q, {here.read(2)})", f"(k, {here.read(3)})"
+        parts = f", q the own part of {read}{parts}"
+    score = f"{query} · {key}ᵀ · {attn.scale:.6g}"
     if attn.softcap is not None:
         score = f"{number(attn.softcap)} · tanh({score} / {number(attn.softcap)})"
     if isinstance(attn, Attention) and attn.alibi is not None:
         score += " + slope · (key − query)"
-    return score + _groups(attn)
+    return score + parts + _groups(attn)
 
 
 def _groups(attn: object) -> str:
@@ -197,8 +213,9 @@ def _probs(here: _Here) -> str:
 
 
 def _mix(here: _Here) -> str:
-    value = here.read(1) if isinstance(here.layer.attn, Attention) else "v"
-    return f"probs · {value}{_groups(here.layer.attn)}"
+    if isinstance(here.layer.attn, Attention):
+        return f"probs · {here.read(1)}{_groups(here.layer.attn)}"
+    return f"probs · v, v the values of {here.read(1)}"
 
 
 def _add(here: _Here) -> str:
