@@ -1,9 +1,11 @@
 """Models, their overview and ledger, and prompts as tokens, as the server tells them."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from starlette.testclient import TestClient
 
 import served
@@ -11,6 +13,7 @@ import variants
 from openbook.ledger import Ledger, Workload
 from openbook.lm import load
 from openbook.serve import books
+from openbook.serve.app import Api
 from openbook.serve.explorer import Explorer
 from openbook.serve.pieces import character_groups
 from openbook.spec.presets import preset
@@ -272,3 +275,18 @@ def test_a_model_without_a_tokenizer_takes_ids(client: TestClient, tmp_path: Pat
 )
 def test_pieces_of_one_character_belong_together(spelled: list[bytes], groups: list[int]):
     assert character_groups(spelled) == groups
+
+
+def test_the_worker_has_pytorchs_threads_and_those_who_look_have_one(folder: Path):
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        explorer = Explorer(served.STORE)
+        api = Api(explorer)
+        asyncio.run(api._read(int))
+        torch.set_num_threads(3)  # as the loading of weights does, back from one
+        assert asyncio.run(api._read(torch.get_num_threads)) == 1
+        assert explorer.worker.submit(torch.get_num_threads).result(30) == 3
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)

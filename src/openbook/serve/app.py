@@ -40,10 +40,13 @@ from openbook.serve.requests import (
     query,
 )
 from openbook.serve.security import MAX_BODY, Guard
+from openbook.serve.worker import use_threads
 from openbook.weights.fit import check_fit
 
 READERS = 4
-"""Threads that look into finished runs: each may have copies of a tensor's parts, and PyTorch's threads."""
+"""Threads that look into finished runs: each may have copies of a tensor's parts. None has PyTorch's threads
+beside it: once more of those have worked than there are cores, OpenMP lets all sleep between any two
+operations, and the worker's statistics of a run take twice as long."""
 
 T = TypeVar("T")
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -159,7 +162,7 @@ class Api:
 
     def __init__(self, explorer: Explorer) -> None:
         self.explorer = explorer
-        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="reader")
+        self._readers = ThreadPoolExecutor(READERS, "reader", partial(use_threads, 1))
 
     async def _read(self, work: Callable[..., T], *args: Any, **named: Any) -> T:
         """The result of work that needs no model's weights, done beside the worker's."""

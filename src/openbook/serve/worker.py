@@ -9,6 +9,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+import torch
+
 from openbook.serve.errors import ApiError
 from openbook.serve.memory import release
 
@@ -18,12 +20,23 @@ WAITING = 16
 """Jobs that may wait. More are refused: a client that asks for them has lost its patience or its mind."""
 
 
+def use_threads(number: int) -> None:
+    """PyTorch's threads beside the one that calls this; others keep theirs.
+
+    A thread takes the number that was set last, by any, at its first operation: which is to be before ours.
+    """
+    torch.get_num_threads()
+    torch.set_num_threads(number)
+
+
 class Worker:
-    """A thread that does not keep the process alive, and whether it is `busy`."""
+    """A thread that does not keep the process alive, and whether it is `busy`. It has as many of PyTorch's
+    threads as who makes it."""
 
     def __init__(self) -> None:
         self._jobs: queue.Queue[tuple[Future[Any], Callable[[], Any]]] = queue.Queue(WAITING)
         self.busy = False
+        self._threads = torch.get_num_threads()
         self._thread = threading.Thread(target=self._work, name="models", daemon=True)
         self._thread.start()
 
@@ -39,6 +52,7 @@ class Worker:
         return future
 
     def _work(self) -> None:
+        use_threads(self._threads)
         while True:
             future, job = self._jobs.get()
             if not future.set_running_or_notify_cancel():
