@@ -1,13 +1,20 @@
-"""What the tests of the page's views share: its numbers, the rows of its tables, a server in a thread."""
+"""What the tests of the page share: its numbers, the rows of its tables, a browser, two kinds of server."""
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote_plus
 
 SUFFIXES = {
     "K": 1e3,
@@ -53,6 +60,67 @@ def spelled(token: bytes) -> str:
         return f"⟨{token.hex(' ')}⟩".replace(" ", "\xa0")
     shown = {" ": "␣", "\n": "⏎", "\t": "⇥"}
     return "".join(shown.get(c, c if c.isprintable() else f"\\u{ord(c):04x}") for c in text)
+
+
+FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-default-apps",
+    "--disable-sync",
+    "--no-first-run",
+)
+
+
+def chromium() -> str | None:
+    return os.environ.get("OPENBOOK_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+
+
+@contextmanager
+def real_page(model: str) -> Iterator[tuple[Any, str]]:
+    """A browser, and the address of `openbook explore MODEL`: for scripts that measure and take pictures."""
+    from playwright.sync_api import sync_playwright
+
+    with serving(model, threads=None) as server, sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=chromium(), args=list(FLAGS))
+        yield browser, f"{server.address}/"
+        browser.close()
+
+
+@dataclass(frozen=True)
+class Server:
+    """Where it answers, and the model that it was started with."""
+
+    address: str
+    model: str
+
+    def url(self, view: str, run: str | None = None, lang: str = "en", **params: object) -> str:
+        """The address of a view, as the page itself writes it."""
+        asked = {"model": self.model} | ({"run": run} if run is not None else {}) | params
+        query = "&".join(f"{key}={quote_plus(str(value))}" for key, value in asked.items())
+        return f"{self.address}/?lang={lang}#/{view}?{query}"
+
+
+@contextmanager
+def serving(model: str, threads: int | None = 1) -> Iterator[Server]:
+    """`openbook explore MODEL` in a process of its own; None: with all threads."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "openbook", "explore", model, "--no-browser", "--port", str(port)]
+    env = os.environ | ({} if threads is None else {"OMP_NUM_THREADS": str(threads)})
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+    try:
+        assert process.stdout is not None
+        found = re.match(r"(http://127\.0\.0\.1:\d+)/", process.stdout.readline())
+        if found is None:
+            process.kill()
+            raise AssertionError(f"no address from {command}: {process.communicate()[1]}")
+        yield Server(found[1], model)
+    finally:
+        process.terminate()
+        process.communicate(timeout=20)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from openbook.cli.flow import EXAMPLE, first_half, shown
+from openbook.cli.flow import EXAMPLE, shown
 from openbook.ledger import ledger
 from openbook.spec.presets import preset
 from openbook.text import Tokenizer
@@ -157,21 +157,6 @@ def test_smollm2_in_both_flows(openbook: Callable, smollm2: Path):
 
 
 # --- texts ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "half"),
-    [
-        (EXAMPLE, "这 是 最好的 时代"),
-        ("one  two three", "one  two"),
-        ("  word", "  w"),
-        ("这是最好的", "这是最"),
-        ("a", "a"),
-        ("", ""),
-    ],
-)
-def test_the_first_half_is_of_words_or_else_of_characters(text: str, half: str):
-    assert first_half(text) == half
 
 
 def test_the_shares_of_characters_joined_are_the_text(folder: Path):

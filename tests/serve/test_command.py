@@ -8,6 +8,8 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -56,9 +58,11 @@ def test_it_starts_prints_its_address_answers_and_ends_by_ctrl_c(tmp_path: Path)
     assert "Traceback" not in err
 
 
-def test_ctrl_c_does_not_wait_for_work_that_nobody_wants_any_more(tmp_path: Path):
-    """A generation that has just begun, of a model of 240 layers: the process ends all the same."""
-    spec = served.SPEC.replace(layers=served.SPEC.layers * 80)
+@contextmanager
+def deep_model_served(tmp_path: Path, times: int) -> Iterator[tuple[subprocess.Popen[str], int, str]]:
+    """A process that serves a model of `times` times the layers, its port, and the model's address; whatever
+    comes, it does not outlive the block."""
+    spec = served.SPEC.replace(layers=served.SPEC.layers * times)
     folder, port = served.write_model(tmp_path / "deep", spec), free_port()
     process = start(str(folder), "--no-browser", "--port", str(port), "--store", "4GB")
     try:
@@ -66,54 +70,53 @@ def test_ctrl_c_does_not_wait_for_work_that_nobody_wants_any_more(tmp_path: Path
         process.stdout.readline()
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/state") as answer:
             model = json.load(answer)["models"][0]["id"]
-        body = json.dumps({"ids": [5] * 8, "tokens": 50}).encode()
-        headers = {"Content-Type": "application/json"}
-        request = urllib.request.Request(f"http://127.0.0.1:{port}/api/models/{model}/cache", body, headers)
-        with urllib.request.urlopen(request) as answer:
-            assert json.loads(answer.readline())["kind"] == "prefill"
-            process.send_signal(signal.SIGINT)
-            process.wait(timeout=30)
+        yield process, port, f"/api/models/{model}"
     finally:
         process.kill()
-        _, err = process.communicate(timeout=30)
+
+
+def ended(process: subprocess.Popen[str]) -> None:
+    """Holds that Ctrl-C has ended it, and quietly."""
+    process.wait(timeout=30)
+    _, err = process.communicate(timeout=30)
     assert process.returncode == 130
     assert "terminate" not in err
     assert "Traceback" not in err
 
 
+def posted(port: int, address: str, **body: object) -> urllib.request.Request:
+    headers = {"Content-Type": "application/json"}
+    return urllib.request.Request(f"http://127.0.0.1:{port}{address}", json.dumps(body).encode(), headers)
+
+
+def test_ctrl_c_does_not_wait_for_work_that_nobody_wants_any_more(tmp_path: Path):
+    """A generation that has just begun, of a model of 240 layers: the process ends all the same."""
+    with deep_model_served(tmp_path, 80) as (process, port, model):
+        with urllib.request.urlopen(posted(port, f"{model}/cache", ids=[5] * 8, tokens=50)) as answer:
+            assert json.loads(answer.readline())["kind"] == "prefill"
+            process.send_signal(signal.SIGINT)
+            process.wait(timeout=30)
+        ended(process)
+
+
 def test_windows_that_vanish_amid_an_answer_leave_the_server_at_work(tmp_path: Path):
-    """Ten clients ask for long generations and a trace, and cut the line; the next one is answered."""
-    spec = served.SPEC.replace(layers=served.SPEC.layers * 40)
-    folder, port = served.write_model(tmp_path / "deep", spec), free_port()
-    process = start(str(folder), "--no-browser", "--port", str(port), "--store", "1GB")
-    try:
-        assert process.stdout is not None
-        process.stdout.readline()
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/state") as answer:
-            model = json.load(answer)["models"][0]["id"]
+    """Ten clients ask for long generations and for traces, and cut the line; the next one is answered."""
+    with deep_model_served(tmp_path, 40) as (process, port, model):
         for number in range(10):
-            kind, body = ("cache", {"tokens": 40}) if number % 2 else ("runs", {})
-            content = json.dumps({"ids": [5 + number] * 8, **body}).encode()
+            kind, more = ("cache", {"tokens": 40}) if number % 2 else ("runs", {})
+            content = json.dumps({"ids": [5 + number] * 8, **more}).encode()
             head = (
-                f"POST /api/models/{model}/{kind} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n"
+                f"POST {model}/{kind} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n"
                 f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
             )
             with socket.create_connection((HOST, port)) as window:
                 window.sendall(head.encode() + content)
                 if number % 4 == 1:
                     window.recv(64)  # in the middle of the stream
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{port}/api/models/{model}/runs",
-            json.dumps({"ids": [5, 6, 7]}).encode(),
-            {"Content-Type": "application/json"},
-        )
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with urllib.request.urlopen(posted(port, f"{model}/runs", ids=[5, 6, 7]), timeout=60) as answer:
             assert json.load(answer)["ids"] == [5, 6, 7]
-    finally:
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=30)
-    assert process.returncode == 130
-    assert "Traceback" not in err
+        ended(process)
 
 
 def _address_of_this_machine() -> str:

@@ -17,7 +17,7 @@ from openbook.infer.cache import Cache
 from openbook.infer.teaching import generated, teacher_forced
 from openbook.ledger import Ledger, Workload
 from openbook.lm import LanguageModel, load
-from openbook.serve import decoding, teaching, training
+from openbook.serve import decoding, training
 from openbook.serve.explorer import Explorer
 from openbook.train.lock import Lock
 from served import good, refused
@@ -191,11 +191,6 @@ def test_a_text_is_taught_and_continued(client: TestClient, model: dict[str, Any
 def test_a_text_too_short_or_too_long_is_not_taught(client: TestClient, model: dict[str, Any], text: str):
     refused(client.post(f"/api/models/{model['id']}/teaching", json={"text": text}), 400)
     refused(client.post(f"/api/models/{model['id']}/optimizer_step", json={"text": text}), 400)
-
-
-def test_the_first_half_is_half_of_the_words():
-    assert teaching.first_half("这 是 最好的 时代 这 是 最坏的 时代") == "这 是 最好的 时代"
-    assert teaching.first_half("abc") == "ab"
 
 
 # --- one step ---

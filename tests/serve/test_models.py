@@ -15,7 +15,6 @@ from openbook.lm import load
 from openbook.serve import books
 from openbook.serve.app import Api
 from openbook.serve.explorer import Explorer
-from openbook.serve.pieces import character_groups
 from openbook.spec.presets import preset
 from openbook.trace import trace_bytes
 from served import good, refused
@@ -258,23 +257,6 @@ def test_a_model_without_a_tokenizer_takes_ids(client: TestClient, tmp_path: Pat
     refused(client.post(url(opened, "/tokens"), json={"text": "a"}), 400)
     found = good(client.post(url(opened, "/tokens"), json={"ids": [5, 7]}))
     assert [piece["text"] for piece in found["pieces"]] == ["#5", "#7"]
-
-
-@pytest.mark.parametrize(
-    ("spelled", "groups"),
-    [
-        ([], []),
-        ([b"a", b"b"], [0, 1]),
-        ([b"\xe4\xb8", b"\x96"], [0, 0]),
-        ([b"x\xe4", b"\xb8", b"\x96y", b"z"], [0, 0, 0, 1]),
-        ([b"\xe4\xb8", b"a"], [0, 1]),  # no character: the bytes end in the middle
-        ([b"\xf0\x9f", b"\x98\x80\xe4", b"\xb8\x96", b"."], [0, 0, 0, 1]),
-        ([b"\x80", b"\x80"], [0, 1]),
-        ([b"\xed\xa0", b"\x80"], [0, 1]),  # a surrogate is no character
-    ],
-)
-def test_pieces_of_one_character_belong_together(spelled: list[bytes], groups: list[int]):
-    assert character_groups(spelled) == groups
 
 
 def test_the_worker_has_pytorchs_threads_and_those_who_look_have_one(folder: Path):

@@ -59,6 +59,7 @@ def run(
 ) -> None:
     """A text in training, all labels in one pass, beside generation, token by token with the cache."""
     from openbook.sources import resolve
+    from openbook.text.framing import first_half
 
     text = EXAMPLE if prompt is None else read_prompt(prompt)
     given = first_half(text) if given is None else given
@@ -101,21 +102,14 @@ class Flows:
     missing: str = ""
 
 
-def first_half(text: str) -> str:
-    """The first half of the words, or of the characters where there is but one word."""
-    words = list(re.finditer(r"\S+", text))
-    if len(words) < 2:
-        return text[: (len(text) + 1) // 2]
-    return text[: words[(len(words) + 1) // 2 - 1].end()]
-
-
 def _computed(
     lm: LanguageModel, tokenizer: Tokenizer, text: str, given: str, max_tokens: int | None, measure: bool
 ) -> Flows:
     """With the model's own probabilities, and its own answer."""
     from openbook.infer.teaching import book_of, cache_savings, generated, teacher_forced
+    from openbook.text.framing import begun, framed
 
-    ids, start = _framed(tokenizer, text), _begun(tokenizer, given)
+    ids, start = framed(tokenizer, text), begun(tokenizer, given)
     lesson = teacher_forced(lm.engine, ids)
     n = max(1, len(ids) - len(start)) if max_tokens is None else max_tokens
     drawn = generated(lm.engine, start, n, tokenizer.eos_ids, tokenizer.vocab_size)
@@ -145,13 +139,14 @@ def _predicted(
     """Without weights: what the ledger knows."""
     from openbook.ledger import ledger
     from openbook.ledger.teaching import cache_savings, step_costs, training_cost
+    from openbook.text.framing import begun, framed
 
     book = ledger(source.spec)
     if tokenizer is None:
         ids, words, start = None, ["<start>", *text.split(), "<end>"], ["<start>", *given.split()]
     else:
-        ids = _framed(tokenizer, text)
-        words, start = shown(tokenizer, ids), shown(tokenizer, _begun(tokenizer, given))
+        ids = framed(tokenizer, text)
+        words, start = shown(tokenizer, ids), shown(tokenizer, begun(tokenizer, given))
     rest = words[len(start) :] or ["?"]
     n = len(rest) if max_tokens is None else max_tokens
     written = [*start, *rest, *["?"] * n][: len(start) + n]
@@ -178,15 +173,6 @@ def _tokenizer_of(source: Source) -> Tokenizer | None:
     return Tokenizer.from_source(source)
 
 
-def _framed(tokenizer: Tokenizer, text: str) -> list[int]:
-    """A whole text: begun by BOS and ended by EOS, if the vocabulary has them."""
-    return [*_begun(tokenizer, text), *([] if tokenizer.eos_id is None else [tokenizer.eos_id])]
-
-
-def _begun(tokenizer: Tokenizer, text: str) -> list[int]:
-    return [*([] if tokenizer.bos_id is None else [tokenizer.bos_id]), *tokenizer.encode(text)]
-
-
 def _lengths(context: int) -> list[int]:
     return [length for length in LENGTHS if length <= context] or [context]
 
@@ -208,7 +194,7 @@ def _missing(model: str, source: Source, tokenizer: Tokenizer | None) -> str:
 def shown(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     """Each token for the eye: 'text' in quotes, control tokens without. Of a character whose bytes lie in
     several tokens each shows the whole, and its share: '最' 1/2."""
-    from openbook.serve.pieces import character_groups
+    from openbook.text.characters import character_groups
 
     spelled = [tokenizer.token_bytes(i) if i < tokenizer.vocab_size else b"" for i in ids]
     groups = character_groups(spelled)

@@ -381,7 +381,7 @@ class Api:
     def _taught(self, model: Model, text: str) -> list[int]:
         """The tokens of a text to be taught."""
         model.require_weights()
-        ids, _ = teaching.framed(model, text)
+        ids, _ = teaching.both_ways(model, text)
         most = min(teaching.LONGEST, model.spec.max_positions)
         if not 2 <= len(ids) <= most:
             raise RequestError("text", f"must be 2 to {most} tokens, found {len(ids):,}")

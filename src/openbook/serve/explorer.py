@@ -28,10 +28,10 @@ from openbook.serve.pieces import Message, Prompt
 from openbook.serve.store import Store
 from openbook.serve.worker import Worker
 from openbook.sources import Source, resolve
-from openbook.spec.model import LatentAttention, ModelSpec
+from openbook.spec.model import ModelSpec
 from openbook.spec.presets import PRESETS
 from openbook.text import ChatTemplate, Tokenizer
-from openbook.trace import Trace, record
+from openbook.trace import Trace, head_groups, record
 from openbook.trace.tensors import dtype_of
 from openbook.weights.fit import WontFitError, check_fit
 from openbook.weights.load import choose_dtype, load_decoder
@@ -118,9 +118,7 @@ def heads_of(spec: ModelSpec) -> list[dict[str, int]]:
         {
             "layer": layer,
             "n_heads": block.attn.n_heads,
-            "n_kv_heads": block.attn.n_heads
-            if isinstance(block.attn, LatentAttention)
-            else block.attn.n_kv_heads,
+            "n_kv_heads": len(head_groups(spec, layer)),
         }
         for layer, block in enumerate(spec.layers)
     ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ from openbook.model import Decoder
 from openbook.serve.errors import ApiError
 from openbook.serve.explorer import Model
 from openbook.serve.pieces import pieces
+from openbook.text.framing import begun, first_half, framed
 
 LONGEST = 512
 """Tokens of a text that is taught."""
@@ -28,29 +28,18 @@ LENGTHS = (16, 64, 256, 1024, 4096)
 MEASURED = 256
 
 
-def framed(model: Model, text: str) -> tuple[list[int], list[int]]:
+def both_ways(model: Model, text: str) -> tuple[list[int], list[int]]:
     """The ids of the whole text, between the tokens that begin and end one; and of its first half, with which
     generation begins."""
     tokenizer = model.tokenizer
     if tokenizer is None:
         raise ApiError(422, "no tokenizer", "the model came without one", "open a model with a tokenizer")
-    begin = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
-    end = [] if tokenizer.eos_id is None else [tokenizer.eos_id]
-    given = begin + tokenizer.encode(first_half(text))
-    return begin + tokenizer.encode(text) + end, given
-
-
-def first_half(text: str) -> str:
-    """The first half of the words, or of the characters where there is but one word."""
-    words = list(re.finditer(r"\S+", text))
-    if len(words) < 2:
-        return text[: (len(text) + 1) // 2]
-    return text[: words[(len(words) + 1) // 2 - 1].end()]
+    return framed(tokenizer, text), begun(tokenizer, first_half(text))
 
 
 def teach(model: Model, decoder: Decoder, text: str) -> dict[str, Any]:
     """Both flows: every label's loss from one pass, and the first half continued token by token."""
-    ids, given = framed(model, text)
+    ids, given = both_ways(model, text)
     lesson = teacher_forced(decoder, ids)
     limit = model.tokenizer.vocab_size if model.tokenizer else None
     ends = model.tokenizer.eos_ids if model.tokenizer else ()

@@ -14,6 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from openbook.files.lock import is_held
 from openbook.files.regular import open_regular
 from openbook.serve.errors import ApiError
 from openbook.sources import read_json
@@ -85,32 +86,11 @@ def about(folder: Path, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _state(folder: Path) -> str:
-    if _is_locked(folder / LOCK):
+    if is_held(folder / LOCK):
         return "running"
     if (folder / MODEL).is_dir():
         return "done"
     return "stopped" if (folder / METRICS).exists() else "new"
-
-
-def _is_locked(path: Path) -> bool:
-    """Whether a training process holds the file, which it does to its end, however it ends.
-
-    Who asks holds it too, for a moment, but shared with all others who ask; training waits a little.
-    """
-    try:
-        import fcntl
-    except ImportError:  # Windows, where nothing is held
-        return False
-    try:
-        file, _ = open_regular(path)
-    except (OSError, ValueError):
-        return False
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
-            return True
-    return False
 
 
 def _steps(folder: Path) -> int | None:

@@ -6,6 +6,8 @@ import os
 import time
 from pathlib import Path
 
+from openbook.files.lock import is_held, take
+
 LOCK = "lock"
 
 
@@ -23,7 +25,7 @@ class Lock:
         self._descriptor: int | None = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
         for wait in (0.0, 0.05, 0.2):  # who only asks, `is_busy`, holds it for a moment
             time.sleep(wait)
-            if _take(self._descriptor):
+            if take(self._descriptor):
                 return
         self.release()
         raise BusyError(
@@ -42,24 +44,4 @@ class Lock:
 
 def is_busy(folder: Path) -> bool:
     """Whether some process holds the folder now."""
-    try:
-        descriptor = os.open(folder / LOCK, os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        return not _take(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _take(descriptor: int) -> bool:
-    """Whether nobody else has the lock; it is ours then. The kernel frees it when the file is closed."""
-    try:
-        import fcntl
-    except ImportError:
-        return True
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+    return is_held(folder / LOCK)

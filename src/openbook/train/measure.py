@@ -14,10 +14,10 @@ from openbook.ledger import Workload, ledger
 from openbook.model import Decoder, init_weights
 from openbook.spec.model import ModelSpec
 from openbook.train.loop import Trainer
-from openbook.train.optim import Optimizer, parameter_groups
 from openbook.train.pack import Batch
 from openbook.train.predict import predict
 from openbook.train.recipe import Recipe, TrainPart
+from openbook.train.start import trainer_around
 from openbook.weights.fit import available_bytes
 
 _FLOPS = 5 * 10**10
@@ -78,23 +78,11 @@ def _flops(spec: ModelSpec, rows: int, length: int) -> int:
 
 
 def _trainer(spec: ModelSpec, train: TrainPart, length: int) -> Trainer:
+    """Of random tokens, at one rate; nothing that is not finite ends it."""
     decoder = init_weights(Decoder(spec), train.seed)
-    groups = parameter_groups(decoder, ledger(spec).tensors)
-    optimizer = Optimizer(groups, train.lr, train.weight_decay, muon=train.optimizer == "muon")
-    return Trainer(
-        decoder,
-        optimizer,
-        _Noise(spec.vocab_size, length),
-        lambda step: 1.0,
-        train.rows,
-        train.micro_rows,
-        train.clip,
-        train.z_weight,
-        train.dtype == "bf16",
-        max_nonfinite=10**9,
-        balance=train.balance,
-        checkpoint_layers=train.checkpoint_layers,
-    )
+    train = replace(train, compile=False, max_nonfinite=10**9)
+    samples = _Noise(spec.vocab_size, length)
+    return trainer_around(decoder, ledger(spec).tensors, train, samples, lambda step: 1.0)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from openbook import sources
-from openbook.ledger import ledger
+from openbook.ledger import TensorRow, ledger
 from openbook.ledger.memory import MemoryRow
 from openbook.model import Decoder, init_weights
 from openbook.spec.hf import to_config
@@ -20,7 +20,7 @@ from openbook.spec.reader import UnsupportedError
 from openbook.text import Tokenizer
 from openbook.train import data
 from openbook.train.corpus import corpus_of
-from openbook.train.loop import Trainer
+from openbook.train.loop import Samples, Trainer
 from openbook.train.lora import add_lora, check_peft, lora_parameters, lora_rows
 from openbook.train.optim import Optimizer, cosine, parameter_groups, warmup_stable_decay
 from openbook.train.pack import Packed
@@ -174,13 +174,24 @@ def trainer_of(recipe: Recipe, spec: ModelSpec, samples: Packed) -> Trainer:
         add_lora(decoder, lora.rank, lora.alpha, lora.targets, train.seed)
         check_peft(decoder, sources.resolve(recipe.base or "").family)
         rows = [*rows, *lora_rows(decoder.spec, lora.rank, lora.targets)]
+    return trainer_around(decoder, rows, train, samples, schedule_of(train))
+
+
+def trainer_around(
+    decoder: Decoder,
+    rows: Sequence[TensorRow],
+    train: TrainPart,
+    samples: Samples,
+    schedule: Callable[[int], float],
+) -> Trainer:
+    """What trains this model as `train` says; `rows` are the ledger's for its parameters."""
     return Trainer(
         decoder,
         Optimizer(
             parameter_groups(decoder, rows), train.lr, train.weight_decay, muon=train.optimizer == "muon"
         ),
         samples,
-        schedule_of(train),
+        schedule,
         train.rows,
         train.micro_rows,
         train.clip,

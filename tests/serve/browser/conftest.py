@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-import socket
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote_plus
 
 import pytest
 import torch
@@ -25,16 +17,7 @@ from openbook.text import Tokenizer
 from openbook.trace import Trace, record
 from openbook.weights.load import load_decoder
 from openbook.weights.save_gguf import save_gguf
-
-FLAGS = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-default-apps",
-    "--disable-sync",
-    "--no-first-run",
-)
+from page import FLAGS, Server, chromium, serving
 
 PROMPT = "the 龘 sh"
 """Of the tiny model: some letters, and a Chinese character that lies over three tokens."""
@@ -43,10 +26,6 @@ TEMPLATE = (
     "{% for m in messages %}<|endoftext|>{{ m['role'] }}\n{{ m['content'] }}{% endfor %}"
     "<|endoftext|>assistant\n"
 )
-
-
-def chromium() -> str | None:
-    return os.environ.get("OPENBOOK_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
 
 
 @pytest.fixture(scope="session")
@@ -61,41 +40,6 @@ def browser() -> Iterator[object]:
         browser = play.chromium.launch(executable_path=path, args=list(FLAGS))
         yield browser
         browser.close()
-
-
-@dataclass(frozen=True)
-class Server:
-    """Where it answers, and the model that it was started with."""
-
-    address: str
-    model: str
-
-    def url(self, view: str, run: str | None = None, lang: str = "en", **params: object) -> str:
-        """The address of a view, as the page itself writes it."""
-        asked = {"model": self.model} | ({"run": run} if run is not None else {}) | params
-        query = "&".join(f"{key}={quote_plus(str(value))}" for key, value in asked.items())
-        return f"{self.address}/?lang={lang}#/{view}?{query}"
-
-
-@contextmanager
-def serving(model: str) -> Iterator[Server]:
-    """`openbook explore MODEL` in a process of its own."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "openbook", "explore", model, "--no-browser", "--port", str(port)]
-    env = os.environ | {"OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
-    try:
-        assert process.stdout is not None
-        found = re.match(r"(http://127\.0\.0\.1:\d+)/", process.stdout.readline())
-        if found is None:
-            process.kill()
-            raise AssertionError(f"no address from {command}: {process.communicate()[1]}")
-        yield Server(found[1], model)
-    finally:
-        process.terminate()
-        process.communicate(timeout=20)
 
 
 @pytest.fixture(scope="session")

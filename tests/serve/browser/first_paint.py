@@ -4,14 +4,13 @@ First paint as the browser tells it, nothing cached; a step change from the key 
 of eleven. It prints and holds nothing: a test that measures time would fail on a busy machine.
 """
 
-import os
-import re
-import shutil
 import statistics
-import subprocess
 import sys
+from pathlib import Path
 
-from playwright.sync_api import sync_playwright
+sys.path.insert(0, str(Path(__file__).parents[2]))  # tests/, as pytest has it
+
+from page import real_page
 
 TIMES = 11
 PAINT = "() => performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
@@ -26,33 +25,22 @@ STEP = """async () => {
 
 
 def main(model: str) -> None:
-    command = [sys.executable, "-m", "openbook", "explore", model, "--no-browser"]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert server.stdout is not None
-    found = re.match(r"http://[\d.:]+/", server.stdout.readline())
-    assert found is not None
-    try:
-        with sync_playwright() as play:
-            path = os.environ.get("OPENBOOK_CHROMIUM") or shutil.which("chromium")
-            browser = play.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
-            paints = []
-            for _ in range(TIMES):
-                context = browser.new_context()
-                page = context.new_page()
-                page.goto(f"{found[0]}#/overview?model={model}")
-                page.wait_for_selector("[data-testid=flow]")
-                paints.append(page.evaluate(PAINT))
-                context.close()
-            page = browser.new_page()
-            page.goto(f"{found[0]}#/steps?model={model}&run=The+capital+of+France+is&step=layers.3.attn_norm")
-            page.wait_for_selector("[data-testid=step][data-fresh=true]")
-            steps = []
-            for _ in range(TIMES):
-                page.wait_for_timeout(300)
-                steps.append(page.evaluate(STEP))
-            browser.close()
-    finally:
-        server.terminate()
+    with real_page(model) as (browser, address):
+        paints = []
+        for _ in range(TIMES):
+            context = browser.new_context()
+            page = context.new_page()
+            page.goto(f"{address}#/overview?model={model}")
+            page.wait_for_selector("[data-testid=flow]")
+            paints.append(page.evaluate(PAINT))
+            context.close()
+        page = browser.new_page()
+        page.goto(f"{address}#/steps?model={model}&run=The+capital+of+France+is&step=layers.3.attn_norm")
+        page.wait_for_selector("[data-testid=step][data-fresh=true]")
+        steps = []
+        for _ in range(TIMES):
+            page.wait_for_timeout(300)
+            steps.append(page.evaluate(STEP))
     for what, times in (("first contentful paint", paints), ("step change", steps)):
         print(f"{what}: {statistics.median(times):.0f} ms (from {min(times):.0f} to {max(times):.0f})")
 

@@ -6,16 +6,15 @@ looked at. It says where something hangs over the window.
 """
 
 import itertools
-import os
-import re
-import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote_plus
 
-from playwright.sync_api import Browser, sync_playwright
+sys.path.insert(0, str(Path(__file__).parents[2]))  # tests/, as pytest has it
+
+from page import real_page
 
 PROMPT = "The capital of France is"
 VIEWS = {
@@ -47,7 +46,7 @@ def cases(everything: bool) -> Iterator[tuple[str, str, str, int, int]]:
             yield view, lang, theme, 1280, 1
 
 
-def shoot(browser: Browser, address: str, model: str, folder: Path, everything: bool) -> None:
+def shoot(browser: Any, address: str, model: str, folder: Path, everything: bool) -> None:
     for view, lang, theme, width, zoom in cases(everything):
         size = {"width": width // zoom, "height": 900 // zoom}
         page = browser.new_page(viewport=size, device_scale_factor=zoom, color_scheme=theme)
@@ -68,19 +67,8 @@ def shoot(browser: Browser, address: str, model: str, folder: Path, everything: 
 
 def main(folder: Path, model: str, everything: bool) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "openbook", "explore", model, "--no-browser"]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert server.stdout is not None
-    found = re.match(r"http://[\d.:]+/", server.stdout.readline())
-    assert found is not None
-    try:
-        with sync_playwright() as play:
-            path = os.environ.get("OPENBOOK_CHROMIUM") or shutil.which("chromium")
-            browser = play.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
-            shoot(browser, found[0], model, folder, everything)
-            browser.close()
-    finally:
-        server.terminate()
+    with real_page(model) as (browser, address):
+        shoot(browser, address, model, folder, everything)
 
 
 if __name__ == "__main__":

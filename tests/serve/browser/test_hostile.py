@@ -50,6 +50,8 @@ def test_a_token_is_text_whatever_it_spells(address, hostile_model, show, view):
     page.wait_for_selector(f"[data-testid=view-{view}]")
     page.wait_for_selector(READY)
     page.wait_for_load_state("networkidle")
+    if view == "cache":
+        page.wait_for_selector("[data-testid=cache-progress][data-state=done]", state="attached")
     text = page.evaluate("document.querySelector('main').textContent")
     if view not in ("overview", "steps"):  # a step's tokens stand on its canvas
         assert MARKUP in text

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 import openbook as ob
 from openbook.ledger import Ledger, Workload
 from openbook.serve.explorer import Explorer
+from openbook.train.lock import Lock
 from page import cells, in_thread, number, spelled
 
 TEXT = "the red sea 龘 the old sea"
@@ -106,6 +107,7 @@ def test_the_loss_of_a_run_folder_is_drawn_and_followed(show, tmp_path: Path):
     (folder / "recipe.json").write_text(json.dumps({"train": {"steps": 40}}))
     metrics = folder / "metrics.jsonl"
     metrics.write_text("".join(json.dumps({"step": s, "loss": 5 - s / 10}) + "\n" for s in range(0, 11, 5)))
+    lock = Lock(folder)  # as long as it is held the run is going on, and the page follows it
     with in_thread(Explorer(10_000_000, [str(tmp_path / "runs")])) as address:
         page = show(f"{address}/?lang=en#/teaching")
         page.wait_for_selector("[data-testid=live-run] option:nth-child(2)", state="attached")
@@ -119,3 +121,4 @@ def test_the_loss_of_a_run_folder_is_drawn_and_followed(show, tmp_path: Path):
         page.click("[data-testid=live-chart-as-table]")
         shown = [[number(cell) for cell in row if cell != "–"] for row in cells(page, "live-chart-table")]
         assert shown == [[0, 5], [5, 4.5], [10, 4], [15, 3.25, 3.5]]
+    lock.release()

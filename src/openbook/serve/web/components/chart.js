@@ -1,8 +1,9 @@
 /** Lines and bars. */
-import { html, useLayoutEffect, useRef, useState } from "../html.js";
+import { html, useRef, useState } from "../html.js";
 import { float, percent } from "../format.js";
 import { t } from "../i18n.js";
 import { Figure } from "./figure.js";
+import { useWidth } from "./width.js";
 
 const DASHES = ["", "7 3", "2 3", "9 3 2 3", "4 2", "1 2"];
 const SERIES = 6; // colours; with more, dashes tell apart
@@ -30,13 +31,8 @@ export function LineChart({ series, x, y, title, sentence, name, height = 260, m
 
 function Lines({ series, places, x, y, title, sentence, height, marker, testid, svg }) {
   const box = useRef(null);
-  const [width, setWidth] = useState(600);
+  const width = useWidth(box, 600, 240);
   const [cursor, setCursor] = useState(-1); // index in `places`
-  useLayoutEffect(() => {
-    const watch = new ResizeObserver(() => setWidth(Math.max(240, box.current.clientWidth)));
-    watch.observe(box.current);
-    return () => watch.disconnect();
-  }, []);
   const [formatX, formatY] = [x.format ?? float, y.format ?? float];
   const up = y.log ? Math.log10 : (value) => value;
   const usable = (value) => Number.isFinite(value) && (!y.log || value > 0);

@@ -5,6 +5,7 @@ import { t } from "../i18n.js";
 import { colour, shade } from "../theme.js";
 import { Figure } from "./figure.js";
 import { colours, ends, isDark, stepOf } from "./scale.js";
+import { useWidth } from "./width.js";
 
 const [LARGE, LARGEST, SQUARE] = [54, 76, 440]; // px, a cell's side; small matrices have larger ones, up to SQUARE in all
 const TALLEST = 640; // px, all rows
@@ -44,17 +45,12 @@ export function Heatmap(props) {
 function Matrix({ data, rows, cols, title, sentence, rowLabels, colLabels, rowTitle, colTitle, scale = "sequential", low, high, format, describe, selected = null, onCell, testid, canvas }) {
   const box = useRef(null);
   const place = useRef(null);
-  const [width, setWidth] = useState(0);
+  const width = useWidth(box);
   const [cursor, setCursor] = useState(/** @type {[number, number] | null} */ (null));
   const limits = useMemo(() => ends(data, scale, low, high), [data, scale, low, high]);
   const holes = useMemo(() => data.some((value) => !Number.isFinite(value)), [data]);
   const look = shade.value;
 
-  useLayoutEffect(() => {
-    const watch = new ResizeObserver(() => setWidth(box.current.clientWidth));
-    watch.observe(box.current);
-    return () => watch.disconnect();
-  }, []);
   useLayoutEffect(() => {
     if (!width) return;
     place.current = layout(width, rows, cols, rowLabels, colLabels);

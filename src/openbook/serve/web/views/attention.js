@@ -8,6 +8,7 @@ import { Figure } from "../components/figure.js";
 import { Heatmap } from "../components/heatmap.js";
 import { pieceLabel, Pieces } from "../components/pieces.js";
 import { colours } from "../components/scale.js";
+import { useWidth } from "../components/width.js";
 import { float, percent } from "../format.js";
 import { go, route } from "../state.js";
 import { colour, shade } from "../theme.js";
@@ -103,14 +104,9 @@ const [LEFT, OVER, PAD, BAR, APART] = [30, 20, 3, 5, 6]; // px: labels, gaps, th
 function Thumbnails({ canvas, run, small, layer, head, choose, told, t }) {
   const box = useRef(null);
   const place = useRef(null);
-  const [width, setWidth] = useState(0);
+  const width = useWidth(box);
   const [over, setOver] = useState(null);
   const look = shade.value;
-  useLayoutEffect(() => {
-    const watch = new ResizeObserver(() => setWidth(box.current.clientWidth));
-    watch.observe(box.current);
-    return () => watch.disconnect();
-  }, []);
   useLayoutEffect(() => {
     if (!width) return;
     place.current = arrange(width, run);
