@@ -59,8 +59,14 @@ def _add_held_out(axes: Any, evaluated: Sequence[dict[str, Any]]) -> None:
     x = [record["step"] for record in evaluated]
     y = [record["heldout_bits_per_byte"] for record in evaluated]
     right.plot(x, y, color=_HELD_OUT, marker="o", markersize=5, linewidth=1.4, clip_on=False)
+    falls = len(y) > 1 and y[-1] < y[-2]  # then the line comes from above
     right.annotate(
-        f"{y[-1]:.3f}", (x[-1], y[-1]), (-6, 8), textcoords="offset points", ha="right", color=_HELD_OUT
+        f"{y[-1]:.3f}",
+        (x[-1], y[-1]),
+        (-6, 26 if falls else 8),
+        textcoords="offset points",
+        ha="right",
+        color=_HELD_OUT,
     )
     right.set_ylabel("held out, bits per byte", color=_HELD_OUT)
     right.tick_params(axis="y", colors=_HELD_OUT)
