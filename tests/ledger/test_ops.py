@@ -269,6 +269,34 @@ def test_the_router_and_the_reading_of_experts_are_named_beside_the_total():
     assert not any("router" in words for words in ledger(one_layer()).conventions(Workload()))
 
 
+# --- packed documents ---
+
+
+@pytest.mark.parametrize(
+    "spec", [one_layer(window=5), one_layer(window=Chunk(4)), mixture(), latent(window=6)]
+)
+def test_packed_documents_cost_what_they_cost_alone(spec):
+    book = ledger(spec)
+    alone = [book.totals(Workload("train", new=n)).flops for n in (11, 1, 7)]
+    packed = Workload("train", batch=2, new=19, documents=(11, 1, 7))
+    assert book.totals(packed).flops == 2 * sum(alone) < book.totals(Workload("train", batch=2, new=19)).flops
+    assert "documents do not see each other" in book.conventions(packed)
+
+
+def test_the_pairs_of_packed_documents_by_hand():
+    w = Workload("prefill", new=5, documents=(3, 2))
+    assert named(one_layer(4, 4, 8), w)["layers.0.attn.scores"].flops == 2 * 4 * 8 * (6 + 3)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"documents": (3, 1)}, {"documents": (5, 0)}, {"documents": (6, -1)}, {"documents": ()},
+              {"documents": (2.0, 3)}, {"documents": (3, 2), "past": 4}]
+)  # fmt: skip
+def test_documents_that_are_not_the_new_tokens_are_refused(wrong):
+    with pytest.raises(LedgerError, match="workload documents must be positive integers whose sum is new"):
+        Workload("prefill", new=5, **wrong)
+
+
 # --- latent attention ---
 
 

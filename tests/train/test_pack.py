@@ -102,6 +102,18 @@ def test_every_row_keeps_the_rules(found: list[Document], length: int, whole: bo
                 assert found[document][1][place + 1]
 
 
+@given(documents(), st.integers(1, 9), st.booleans())
+def test_lengths_are_those_of_each_rows_documents(found: list[Document], length: int, whole: bool):
+    with TemporaryDirectory() as folder:
+        try:
+            packed = Packed(shards(folder, found), length, whole=whole)
+        except NotFoundError:
+            return
+        rows = packed.rows(0, packed.n_rows)
+    counts = [Counter(number for number in row if number >= 0) for row in rows.documents.tolist()]
+    assert list(rows.lengths) == [count for row in counts for count in row.values()]
+
+
 @given(documents(), st.integers(1, 9), st.sampled_from([13, 1000]))
 def test_in_even_rows_every_token_after_a_first_is_a_label_once(
     found: list[Document], length: int, max_tokens: int

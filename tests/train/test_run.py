@@ -7,6 +7,7 @@ import random
 import shutil
 import signal
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from safetensors import SafetensorError
 
 import openbook
 from killable import Killable
+from openbook.ledger import Workload
 from openbook.train.checkpoint import CheckpointError, Disk, load_latest
+from openbook.train.data import open_dataset
 from openbook.train.lock import BusyError
 from openbook.train.recipe import Recipe, recipe_of
 from openbook.train.records import Record, Records
@@ -119,6 +122,20 @@ def test_the_metrics_tell_how_much_of_the_machine_is_used(unbroken: Path):
         assert 0 < step["mfu"] < 1.5
         assert 10**7 < step["resident_bytes"] < 10**11
         assert step["tokens_per_s"] * step["seconds"] == pytest.approx(64)
+
+
+def test_the_flops_of_a_step_are_those_of_its_documents(unbroken: Path, about: dict[str, Any]):
+    spec = openbook.spec(unbroken)
+    rows = open_dataset(unbroken / "data").pack("train", 16, seed=5)
+    for line in (unbroken / "metrics.jsonl").read_text().splitlines():
+        step = json.loads(line)
+        if "loss" not in step:
+            continue
+        documents = rows.batch(4 * (step["step"] - 1), 4).documents
+        lengths = [n for row in documents for number, n in Counter(row.tolist()).items() if number >= 0]
+        flops = sum(openbook.ledger(spec).totals(Workload("train", new=n)).flops for n in lengths)
+        assert step["flops_per_s"] * step["seconds"] == pytest.approx(flops, rel=1e-12)
+        assert step["mfu"] > 0
 
 
 def test_the_model_that_comes_out_is_the_one_that_was_trained(unbroken: Path, about: dict[str, Any]):

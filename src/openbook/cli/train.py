@@ -119,11 +119,11 @@ def _books(recipe: Recipe, predicted: Prediction, speed: Speed | None) -> str:
     train = recipe.train
     title = (
         f"{recipe.name}: {predicted.params:,} parameters; {train.steps:,} steps of {train.rows} × "
-        f"{recipe.data.length} tokens, {predicted.tokens:,} in all; {predicted.flops:.4g} FLOPs"
+        f"{recipe.data.length} tokens, {predicted.tokens:,} in all; at most {predicted.flops:.4g} FLOPs"
     )
     rows = [(row.name, row.bytes, row.meaning) for row in predicted.memory]
     rows.append(("in all", predicted.bytes, "beside the program itself"))
-    notes = [f"FLOPs: {'; '.join(predicted.conventions)}; each row as one document."]
+    notes = [f"FLOPs: {'; '.join(predicted.conventions)}."]
     if speed is not None:
         notes.append(
             f"Time: about {_duration(train.steps * speed.seconds_per_step)} for the steps, without what is "

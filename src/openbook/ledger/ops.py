@@ -91,6 +91,9 @@ class Workload:
     those are quantised. The residual stream is fp32 whatever it says. `core` says which attention the
     activations are counted for: `fused` keeps no scores, `explicit` makes them. `latents` says in which form
     latent attention meets what it has cached: the `cheaper` one, as the model does, or one of the two.
+
+    `documents` are the lengths of the documents that lie side by side in the new tokens; None means a single
+    one. No token sees another document than its own.
     """
 
     mode: Mode = "prefill"
@@ -102,6 +105,7 @@ class Workload:
     last_only: bool | None = None
     core: Core = "fused"
     latents: Latents = "cheaper"
+    documents: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         of = {"mode": Mode, "attention": Convention, "core": Core, "latents": Latents}
@@ -115,6 +119,13 @@ class Workload:
                 raise LedgerError(f"workload {name} must be an integer of at least {least}, found {value!r}")
         if self.mode == "train" and self.past:
             raise LedgerError("workload past must be 0 in training: there is no cache to read")
+        if self.documents is not None:
+            lengths = all(type(length) is int and length > 0 for length in self.documents)
+            if self.past or not lengths or sum(self.documents) != self.new:
+                raise LedgerError(
+                    "workload documents must be positive integers whose sum is new, and past 0, found "
+                    f"{self.documents!r:.80} for {self.new} new tokens after {self.past}"
+                )
         if self.mode == "train" and self.latents == "absorbed":
             raise LedgerError("workload latents must be expanded in training: there are no cached ones")
         if self.dtype is not None and "_" in dtype_name(self.dtype):
@@ -154,7 +165,8 @@ class Workload:
         """What has to be said beside a total of this workload's FLOPs."""
         passes = "train = 3 × forward" if self.mode == "train" else "forward only"
         rows = "head on the last token" if self.head_rows < self.new else "head on every token"
-        return ["a multiply-add is 2 FLOPs", passes, CONVENTIONS[self.attention], rows, "elementwise 0"]
+        said = ["a multiply-add is 2 FLOPs", passes, CONVENTIONS[self.attention], rows, "elementwise 0"]
+        return said if self.documents is None else [*said, "documents do not see each other"]
 
 
 Window = int | Chunk | None
@@ -558,6 +570,8 @@ def _output_steps(spec: ModelSpec, w: Workload) -> Iterator[_Step]:
 
 def _workload_numbers(w: Workload, window: Window) -> dict[str, int]:
     pairs = visible_pairs(w.new, w.past, window)
+    if w.documents is not None:
+        pairs = packed_pairs(w.documents, window)
     if w.attention == "full":
         pairs = w.new * min(w.seen, window_size(window) or w.seen)
     # "half" takes half a key from every query; twice the pairs keeps it an integer.

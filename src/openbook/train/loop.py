@@ -102,7 +102,8 @@ def accumulate(
 @dataclass(frozen=True)
 class Step:
     """What one step did. `loss` is the mean cross-entropy in nats per label, `grad_norm` that of all
-    gradients before clipping, `lr` the learning rate. A skipped step changed no weight and no moment."""
+    gradients before clipping, `lr` the learning rate. `tokens` are all of its rows, padding included,
+    `documents` the lengths of what lies in them. A skipped step changed no weight and no moment."""
 
     number: int
     loss: float
@@ -110,6 +111,7 @@ class Step:
     lr: float
     labels: int
     tokens: int
+    documents: tuple[int, ...]
     skipped: Skipped | None = None
 
 
@@ -168,7 +170,7 @@ class Trainer:
                 f"one step {self.step}; earlier checkpoints stand: take a lower learning rate or more warmup"
             )
         lr = self.optimizer.lr * scale
-        return Step(self.step, loss, norm, lr, batch.n_labels, batch.ids.size, skipped)
+        return Step(self.step, loss, norm, lr, batch.n_labels, batch.ids.size, batch.lengths, skipped)
 
     # --- its state ---
 

@@ -28,7 +28,8 @@ _STEPS = 2
 @dataclass(frozen=True)
 class Speed:
     """Seconds that one step of the recipe takes, from the fastest of some steps of `layers` of the model's
-    `of_layers` with `rows` rows of `length` tokens: as many as can be computed in a moment."""
+    `of_layers` with `rows` rows of `length` tokens: as many as can be computed in a moment. `flops_per_s` are
+    FLOPs as `predict` counts them, each row a single document."""
 
     seconds_per_step: float
     flops_per_s: float

@@ -41,6 +41,13 @@ class Batch(NamedTuple):
         """The tokens to be predicted: what a sum of losses is divided by, over all rows of a step."""
         return int((self.labels != IGNORED).sum())
 
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The tokens of each document in each row, as they lie; padding is none."""
+        after = np.pad(self.positions[:, 1:], ((0, 0), (0, 1)), constant_values=-1)
+        last = (self.positions >= 0) & (after != self.positions + 1)
+        return tuple((self.positions[last] + 1).tolist())
+
 
 class Packed:
     """The rows of some shards, T tokens each, and their order."""

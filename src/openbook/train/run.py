@@ -41,6 +41,7 @@ from openbook.train.records import Record, Records
 from openbook.train.start import (
     dataset_of,
     fingerprint,
+    flops_of,
     is_for_transformers,
     prediction,
     spec_of,
@@ -60,15 +61,16 @@ class DiskError(RuntimeError):
 
 @dataclass(frozen=True)
 class Run:
-    """A run that is ready to go on from `trainer.step`, and the only one in its folder. `notes` are for
-    whoever started it: what will be missing, and checkpoints that were passed over."""
+    """A run that is ready to go on from `trainer.step`, and the only one in its folder. `flops` is what
+    `flops_of` gives; `notes` are for whoever started it: what will be missing, and checkpoints that were
+    passed over."""
 
     folder: Path
     recipe: Recipe
     dataset: data.Dataset
     trainer: Trainer
     heldout: Packed | None
-    step_flops: int
+    flops: Callable[[tuple[int, ...]], int]
     lock: Lock
     frozen: str | None = None
     notes: tuple[str, ...] = ()
@@ -114,7 +116,7 @@ def open_run(
         dataset,
         trainer,
         _heldout(dataset, about),
-        prediction(recipe, dataset.vocab_size).step_flops,
+        flops_of(recipe, spec),
         lock,
         frozen,
         tuple(_notes(trainer, found)),
@@ -303,6 +305,7 @@ def _timed_step(run: Run, speed: float) -> Record:
     start = time.perf_counter()
     step = run.trainer.update()
     seconds = time.perf_counter() - start
+    flops_per_s = run.flops(step.documents) / seconds
     record: dict[str, Any] = {
         "step": step.number,
         "loss": step.loss,
@@ -312,8 +315,8 @@ def _timed_step(run: Run, speed: float) -> Record:
         "tokens": step.tokens,
         "seconds": seconds,
         "tokens_per_s": step.tokens / seconds,
-        "flops_per_s": run.step_flops / seconds,
-        "mfu": run.step_flops / seconds / speed,
+        "flops_per_s": flops_per_s,
+        "mfu": flops_per_s / speed,
         "resident_bytes": resident_bytes(),
     }
     if step.skipped:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from openbook import sources
-from openbook.ledger import TensorRow, ledger
+from openbook.ledger import TensorRow, Workload, ledger
 from openbook.ledger.memory import MemoryRow
 from openbook.model import Decoder, init_weights
 from openbook.spec.hf import to_config
@@ -130,14 +130,34 @@ def check_same_tokens(dataset: data.Dataset, model: sources.Source) -> None:
 
 
 def prediction(recipe: Recipe, vocab_size: int | None = None) -> Prediction:
-    """What the recipe will take; without `vocab_size` at most. Raises what `spec_of` raises."""
+    """What the recipe will take; without `vocab_size` at most. The FLOPs are the most they can be, of
+    rows that are single documents (`flops_of` is exact). Raises what `spec_of` raises."""
     spec = spec_of(recipe, expected_vocab_size(recipe) if vocab_size is None else vocab_size)
     predicted = predict(spec, recipe.train, recipe.data.length)
+    most = "each row as one document: less where several are packed into it"
+    predicted = replace(predicted, conventions=(*predicted.conventions, most))
     return predicted if recipe.lora is None else _with_adapters(predicted, spec, recipe.lora)
 
 
+def flops_of(recipe: Recipe, spec: ModelSpec) -> Callable[[tuple[int, ...]], int]:
+    """Lengths of the documents in a step's rows → its FLOPs: what each document takes by itself, since none
+    sees another; padding takes none."""
+    book = ledger(spec, "fp32")
+
+    def flops(documents: tuple[int, ...]) -> int:
+        step = book.totals(Workload("train", new=sum(documents), documents=documents))
+        return step.flops if recipe.lora is None else _of_adapters(step.flops)
+
+    return flops
+
+
+def _of_adapters(flops: int) -> int:
+    """Frozen weights have no gradients, and so no products that make them: 2 × forward, not 3 ×."""
+    return flops * 2 // 3
+
+
 def _with_adapters(predicted: Prediction, spec: ModelSpec, lora: LoraPart) -> Prediction:
-    """Frozen weights have neither gradients nor moments, and no products that make them: 2 × forward."""
+    """Only what is added has gradients and moments."""
     count = lora_parameters(spec, lora.rank, lora.targets)
     instead = {
         "gradients": MemoryRow("gradients", 4 * count, f"of {count:,} adapters' parameters, fp32"),
@@ -147,8 +167,8 @@ def _with_adapters(predicted: Prediction, spec: ModelSpec, lora: LoraPart) -> Pr
     adapters = MemoryRow("adapters", 4 * count, f"rank {lora.rank}, fp32")
     return replace(
         predicted,
-        flops=predicted.flops * 2 // 3,
-        step_flops=predicted.step_flops * 2 // 3,
+        flops=_of_adapters(predicted.flops),
+        step_flops=_of_adapters(predicted.step_flops),
         memory=(*rows, adapters),
         conventions=(*predicted.conventions, "2 × forward, since the frozen weights have no gradients"),
     )
