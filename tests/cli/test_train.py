@@ -170,6 +170,16 @@ def test_a_text_is_scored_whole(openbook, two_runs: Path, tmp_path: Path):
     shown = openbook("eval", str(two_runs / "a"), str(text)).out
     assert "bits per byte" in shown
     assert "each begins without what came before it" in shown
+    command = ["eval", str(two_runs / "a"), str(text), "-c", "8", "--stride", "3"]
+    overlapping = json.loads(openbook(*command, "--json").out)
+    assert (overlapping["context"], overlapping["stride"]) == (8, 3)
+    assert (overlapping["labels"], overlapping["bytes"]) == (scored["labels"], scored["bytes"])
+    shown = openbook(*command).out
+    assert (
+        "rows of 8 tokens, stride 3: a token is predicted from at least 5, or all of its document." in shown
+    )
+    assert openbook(*command[:-1], "9").code == 2
+    assert openbook(*command[:-1], "0").code == 2
     assert openbook("eval", str(two_runs / "a"), str(text), "-c", "33").code == 2
     assert openbook("eval", str(two_runs / "a"), str(tmp_path / "none.txt")).code == 3
 

@@ -69,6 +69,22 @@ def test_a_row_of_whole_documents_by_hand(tmp_path: Path):
     assert rows.documents.tolist() == [[0, 0, 0, -1], [1, 1, -1, -1], [2, 2, 2, 2]]
 
 
+def test_overlapping_rows_by_hand(tmp_path: Path):
+    """The same documents, rows of 4 that begin 3 and 2 tokens apart: each label where it is there first."""
+    rows = Packed(shards(tmp_path, plain(3, 2, 4)), 4, stride=3).rows(0, 9)
+    assert rows.ids.tolist() == [[1, 2, 3, 4], [4, 5, 6, 7], [7, 8, 9, 0]]
+    assert rows.labels.tolist() == [[2, 3, -100, 5], [-100, -100, 7, 8], [-100, 9, -100, -100]]
+    assert rows.positions.tolist() == [[0, 1, 2, 0], [0, 1, 0, 1], [0, 1, 2, -1]]
+    labels = Packed(shards(tmp_path, plain(3, 2, 4)), 4, stride=2).rows(0, 9).labels
+    assert labels.tolist() == [[2, 3, -100, 5], [-100, -100, -100, 7], [-100, -100, 8, 9]]
+
+
+@pytest.mark.parametrize(("stride", "whole"), [(0, False), (5, False), (3, True)])
+def test_a_stride_that_leaves_tokens_out_is_refused(stride: int, whole: bool, tmp_path: Path):
+    with pytest.raises(ValueError, match=f"a stride of {stride} must be 1 to 4, and 4 with whole documents"):
+        Packed(shards(tmp_path, plain(9)), 4, whole=whole, stride=stride)
+
+
 def test_only_marked_tokens_are_labels(tmp_path: Path):
     document = ([1, 2, 3, 4, 5], [False, False, True, True, False])
     rows = Packed(shards(tmp_path, [document]), 8).rows(0, 1)
@@ -128,6 +144,39 @@ def test_in_even_rows_every_token_after_a_first_is_a_label_once(
         rows = packed.rows(0, packed.n_rows)
     assert Counter(label for _, label in labelled(rows)) == expected
     assert rows.n_labels == expected.total()
+
+
+@given(documents(), st.integers(1, 9), st.data(), st.sampled_from([13, 1000]))
+def test_with_any_stride_every_label_is_there_once_and_sees_enough(
+    found: list[Document], length: int, data: st.DataObject, max_tokens: int
+):
+    stride = data.draw(st.integers(1, length))
+    with TemporaryDirectory() as folder:
+        try:
+            packed = Packed(shards(folder, found, max_tokens), length, stride=stride)
+        except NotFoundError:
+            assert all(len(ids) == 1 for ids, _ in found)
+            return
+        rows = packed.rows(0, packed.n_rows)
+    place = {token: t for ids, _ in found for t, token in enumerate(ids)}
+    expected = Counter(ids[t] for ids, learned in found for t in range(1, len(ids)) if learned[t])
+    assert Counter(label for _, label in labelled(rows)) == expected
+    for i, row_labels in enumerate(rows.labels.tolist()):
+        for t, label in enumerate(row_labels):
+            if label != IGNORED:
+                seen = int(rows.positions[i, t]) + 1
+                assert rows.ids[i, t] == rows.ids[i, t - seen + 1] + seen - 1 == label - 1
+                assert seen >= min(place[label], length - stride + 1)
+
+
+@given(st.lists(st.integers(2, 12), min_size=1, max_size=12), st.integers(1, 9))
+def test_rows_that_begin_where_the_last_one_ends_are_those_without_a_stride(lengths: list[int], length: int):
+    with TemporaryDirectory() as folder:
+        found = shards(folder, plain(*lengths), 13)
+        usual, strided = Packed(found, length), Packed(found, length, stride=length)
+        assert usual.n_rows == strided.n_rows
+        for a, b in zip(usual.rows(0, usual.n_rows), strided.rows(0, usual.n_rows), strict=True):
+            assert np.array_equal(a, b)
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.sampled_from([13, 1000]))

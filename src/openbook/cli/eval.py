@@ -31,6 +31,15 @@ def run(
             "--ctx-size", "-c", min=1, help="Tokens in a row.", show_default="1024, or what the model has"
         ),
     ] = None,
+    stride: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Tokens from the start of a row to that of the next: fewer than in a row let each token see "
+            "more of what came before it, and take longer.",
+            show_default="the tokens in a row",
+        ),
+    ] = None,
     split: Annotated[Literal["train", "heldout"], typer.Option(help="Of a dataset.")] = "heldout",
     dtype: Dtype = None,
     threads: Threads = None,
@@ -47,14 +56,17 @@ def run(
         raise UsageError(f"--ctx-size {context}: the model has {source.spec.max_positions:,} positions")
     import torch
 
-    from openbook.train.score import score
+    from openbook.train.score import default_context, score
     from openbook.weights.load import load_decoder
 
+    context = context or default_context(source.spec)
+    if stride is not None and stride > context:
+        raise UsageError(f"--stride {stride}: rows have {context:,} tokens, and some would be left out")
     if threads is not None:
         torch.set_num_threads(threads)
     with terminal.Progress() as progress:
         decoder = load_decoder(source, dtype, force=force, progress=progress)
-        found = score(decoder, source, text, context, split, progress=progress)
+        found = score(decoder, source, text, context, stride, split, progress=progress)
     computed = str(decoder.embed.weight.dtype).removeprefix("torch.")
     if json:
         terminal.write_json("eval", {"model": model, "text": text, "dtype": computed, **_plain(found)})
@@ -74,7 +86,7 @@ def _plain(score: Score) -> dict[str, object]:
         "documents": score.documents,
         "tokens": score.tokens,
         "context": score.context,
-        "stride": score.context,
+        "stride": score.stride,
         "rows": score.rows,
     }
 
@@ -89,6 +101,9 @@ def _told(model: str, score: Score, dtype: str) -> str:
     about, found = _plain(score), score.found
     perplexity = about["perplexity"]
     shown = f"{perplexity:,.2f}" if perplexity is not None else f"e^{found.nats_per_token:,.0f}"
+    seen = "each begins without what came before it"
+    if score.stride < score.context:
+        seen = f"a token is predicted from at least {score.context - score.stride:,}, or all of its document"
     part = "" if score.split == "all" else f" ({score.split})"
     return (
         f"{model} on {printable(score.text)}{part}, in {dtype}\n"
@@ -96,6 +111,5 @@ def _told(model: str, score: Score, dtype: str) -> str:
         f"  {found.bits_per_byte:.4f} bits per byte\n"
         f"{score.documents:,} document{'s' * (score.documents != 1)}, {found.labels:,} of {score.tokens:,} "
         f"tokens predicted, which stand for {found.bytes:,} bytes;\n"
-        f"{score.rows:,} rows of {score.context:,} tokens, stride {score.context:,}: "
-        "each begins without what came before it.\n"
+        f"{score.rows:,} rows of {score.context:,} tokens, stride {score.stride:,}: {seen}.\n"
     )

@@ -76,9 +76,11 @@ class Dataset:
         spell = self.tokenizer.token_bytes
         return np.array([len(spell(i, skip_special=True)) for i in range(self.vocab_size)], np.int64)
 
-    def pack(self, split: str, length: int, seed: int = 0, whole: bool = False) -> Packed:
+    def pack(
+        self, split: str, length: int, seed: int = 0, whole: bool = False, stride: int | None = None
+    ) -> Packed:
         """The rows of a split; see `Packed`. Raises `FileError` for a shard that is damaged or missing."""
-        return Packed(self.shards(split), length, seed, whole)
+        return Packed(self.shards(split), length, seed, whole, stride)
 
     def shards(self, split: str) -> list[Shard]:
         """The shards of a split, opened and compared with what dataset.json says of them."""

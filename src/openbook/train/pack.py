@@ -52,17 +52,32 @@ class Batch(NamedTuple):
 class Packed:
     """The rows of some shards, T tokens each, and their order."""
 
-    def __init__(self, shards: Sequence[Shard], length: int, seed: int = 0, whole: bool = False) -> None:
+    def __init__(
+        self,
+        shards: Sequence[Shard],
+        length: int,
+        seed: int = 0,
+        whole: bool = False,
+        stride: int | None = None,
+    ) -> None:
         """With `whole`, a row ends before a document that does not fit in it, as chats want it: an answer
         keeps its question. Without, every token but a document's first is a label exactly once per epoch.
         A document of more than T tokens is cut in either case.
+
+        With a `stride` below T, a row begins so many tokens after the one before, and only what that one does
+        not predict is labelled: every label is there once, as without it, but beyond a shard's first row each
+        is predicted from more than T - stride tokens, or all that its document has before it.
         """
         if length < 1:
             raise ValueError(f"a row of {length} tokens holds nothing: take 1 or more")
-        self.length, self.seed = length, seed
+        stride = length if stride is None else stride
+        if not 1 <= stride <= length or (whole and stride < length):
+            raise ValueError(f"a stride of {stride} must be 1 to {length}, and {length} with whole documents")
+        self.length, self.stride, self.seed = length, stride, seed
         self._shards = shards
-        rows = _whole_rows if whole else _even_rows
-        self._starts = [rows(shard, length) for shard in shards]
+        self._starts = [
+            _whole_rows(shard, length) if whole else _even_rows(shard, length, stride) for shard in shards
+        ]
         self._ends = np.cumsum([len(starts) for starts in self._starts], dtype=np.int64)
         self._documents = np.cumsum([0, *(shard.n_documents for shard in shards)], dtype=np.int64)
         self.n_rows = int(self._ends[-1]) if len(shards) else 0
@@ -94,8 +109,12 @@ class Packed:
         shard, starts = self._shards[s], self._starts[s]
         place = i - (int(self._ends[s - 1]) if s else 0)
         start = starts[place]
-        after = starts[place + 1] if place + 1 < len(starts) else shard.n_tokens
-        return self._row(shard, start, min(start + self.length, after), int(self._documents[s]))
+        overlap = self.length - self.stride
+        after = starts[place + 1] + overlap if place + 1 < len(starts) else shard.n_tokens
+        row = self._row(shard, start, min(start + self.length, after), int(self._documents[s]))
+        if place:
+            row.labels[:, :overlap] = IGNORED  # the row before has them
+        return row
 
     def _row(self, shard: Shard, start: int, stop: int, first_document: int) -> Batch:
         """Tokens `start` to `stop` as inputs, those one further on as labels."""
@@ -117,9 +136,12 @@ class Packed:
         )
 
 
-def _even_rows(shard: Shard, length: int) -> Sequence[int]:
-    """Where the rows of a shard begin: every `length` tokens, as long as there is one to predict."""
-    return range(0, shard.n_tokens - 1, length)
+def _even_rows(shard: Shard, length: int, stride: int) -> Sequence[int]:
+    """Where the rows of a shard begin: every `stride` tokens, as long as there is one to predict that the row
+    before does not."""
+    n_inputs = shard.n_tokens - 1
+    new = n_inputs - (length - stride)
+    return range(0, max(new, min(n_inputs, 1)), stride)
 
 
 def _whole_rows(shard: Shard, length: int) -> Sequence[int]:

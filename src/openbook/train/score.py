@@ -10,19 +10,22 @@ from pathlib import Path
 
 from openbook.model import Decoder
 from openbook.sources import Source
+from openbook.spec.model import ModelSpec
 from openbook.train import data
 from openbook.train.corpus import corpus_of
 from openbook.train.evaluate import Evaluation, evaluate
 from openbook.train.start import DEFAULT_HELD_OUT, check_same_tokens
 
-DEFAULT_CONTEXT = 1024
-"""Tokens that a prediction can see at most, for models that could take more."""
+
+def default_context(spec: ModelSpec) -> int:
+    """The tokens of a row, where none is asked for: 1024 of models that could take more."""
+    return min(spec.max_positions, 1024)
 
 
 @dataclass(frozen=True)
 class Score:
-    """`found` over `rows` rows of `context` tokens, each of which begins without what came before it.
-    `documents` and `tokens` are those of the text."""
+    """`found` over `rows` rows of `context` tokens, which begin `stride` tokens apart. `documents` and
+    `tokens` are those of the text."""
 
     found: Evaluation
     text: str
@@ -30,6 +33,7 @@ class Score:
     documents: int
     tokens: int
     context: int
+    stride: int
     rows: int
 
 
@@ -38,6 +42,7 @@ def score(
     source: Source,
     text: str,
     context: int | None = None,
+    stride: int | None = None,
     split: str = "heldout",
     bf16: bool = False,
     progress: data.Progress | None = None,
@@ -45,13 +50,16 @@ def score(
     """The loss of a text file, of a folder or other source of texts, of a dataset, or of "stdlib".
 
     Of a dataset its `split` is taken, of the embedded corpus the part that a run holds out, of anything else
-    all. Raises `NotFoundError` for a model without a tokenizer, `RecipeError` for a dataset with other tokens
-    than the model's, and what reading the text raises.
+    all. Rows of `context` tokens begin without what came before them. With a `stride` of fewer they overlap:
+    each token is still predicted once, from at least `context` - `stride` tokens, or all of its document.
+
+    Raises `NotFoundError` for a model without a tokenizer, `RecipeError` for a dataset with other tokens than
+    the model's, `ValueError` for a stride beyond the context, and what reading the text raises.
     """
-    context = context or min(decoder.spec.max_positions, DEFAULT_CONTEXT)
+    context = context or default_context(decoder.spec)
     with _dataset(source, text, progress) as (dataset, whole):
         chosen = "train" if whole else split
-        packed = dataset.pack(chosen, context)
+        packed = dataset.pack(chosen, context, stride=stride)
         found = evaluate(decoder, packed, dataset.byte_lengths, rows=max(1, 4096 // context), bf16=bf16)
         about = dataset.splits[chosen]
         return Score(
@@ -61,6 +69,7 @@ def score(
             about.documents,
             about.tokens,
             context,
+            packed.stride,
             packed.n_rows,
         )
 
