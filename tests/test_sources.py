@@ -153,6 +153,14 @@ def test_bare_name_is_the_preset_and_a_path_the_folder(folder, monkeypatch):
 # --- what is not there --------------------------------------------------------------------------
 
 
+def test_a_name_stands_for_a_model_wherever_one_is(folder, monkeypatch):
+    monkeypatch.chdir(folder.parent)
+    known = [
+        name for name in ("gpt2", "GPT2", "smollm2-135m", "my-model", "./gpt2", "") if sources.is_name(name)
+    ]
+    assert known == ["gpt2", "GPT2", "smollm2-135m"]
+
+
 def test_unknown_name_lists_what_is_close():
     with pytest.raises(NotFoundError, match=r"'lama-3-8b' is neither a preset .*; close to it: llama-3-8b"):
         resolve("lama-3-8b")

@@ -25,7 +25,7 @@ from openbook.spec.reader import show
 if TYPE_CHECKING:
     from openbook.files.gguf import GgufFile
 
-__all__ = ["NotFoundError", "Source", "read_json", "resolve", "spec"]
+__all__ = ["NotFoundError", "Source", "is_name", "read_json", "resolve", "spec"]
 
 MAX_JSON_BYTES = 16 * 2**20
 """Of a config; the largest seen (150,000 labels by name) have a few MB."""
@@ -95,6 +95,13 @@ def resolve(source: str | os.PathLike[str] | Mapping[str, Any] | ModelSpec) -> S
 
 
 # --- names --------------------------------------------------------------------------------------
+
+
+def is_name(source: str) -> bool:
+    """Whether it names a model wherever one is, whatever folder may be called the same."""
+    from openbook import models
+
+    return source.lower() in models.MODELS or source.lower() in PRESETS
 
 
 def _by_name(name: str) -> Source | None:

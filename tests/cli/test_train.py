@@ -52,6 +52,18 @@ def test_a_recipe_becomes_a_model_that_writes(openbook, recipe: Path, tmp_path: 
     assert written.code == 0
 
 
+def test_the_texts_of_a_recipe_may_lie_beside_it(openbook, recipe: Path, tmp_path: Path, monkeypatch):
+    recipe.write_text(recipe.read_text().replace(str(tmp_path / "texts"), "texts"))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    done = openbook("train", "../small.toml", "-o", "run", "--set", "train.steps=1")
+    assert done.code == 0
+    again = ["train", str(recipe), "-o", str(tmp_path / "elsewhere" / "run"), "--resume", "auto"]
+    monkeypatch.chdir(tmp_path)
+    assert openbook(*again, "--set", "train.steps=1").code == 0
+    assert openbook("train", "small.toml", "--set", 'data.sources=["none"]', "-o", "other").code == 3
+
+
 def test_a_dry_run_prints_the_books_and_makes_nothing(openbook, recipe: Path, tmp_path: Path):
     before = sorted(tmp_path.iterdir())
     done = openbook("train", str(recipe), "--dry-run", "--set", "train.steps=7")

@@ -1,5 +1,6 @@
 """Recipes: every key is used or named in an error; predictions are the ledger's."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,55 @@ def test_a_schedule_rises_stays_and_falls(recipe: Path):
     changes = ["train.schedule=wsd", "train.warmup=1", "train.decay=3", "train.minimum=0"]
     schedule = schedule_of(read_recipe(recipe, changes).train)
     assert [schedule(step) for step in range(10)] == pytest.approx([0.5, *[1.0] * 6, 0.75, 0.5, 0.25])
+
+
+# --- paths --------------------------------------------------------------------------------------
+
+
+def test_what_lies_beside_the_recipe_is_meant_and_else_what_lies_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    beside, here = tmp_path / "recipes", tmp_path / "here"
+    for folder, names in ((beside, ("a.txt", "both.txt", "stdlib")), (here, ("b.txt", "both.txt"))):
+        folder.mkdir()
+        for name in names:
+            (folder / name).touch()
+    monkeypatch.chdir(here)
+    path = Path("../recipes/mine.toml")
+    written = ["a.txt", "./a.txt", "b.txt", "both.txt", "none", "stdlib", str(beside / "a.txt")]
+    (beside / "mine.toml").write_text(TEXT.replace('["stdlib"]', json.dumps(written)))
+    found = read_recipe(path).data.sources
+    assert found == (
+        "../recipes/a.txt", "../recipes/./a.txt", "b.txt", "../recipes/both.txt", "none", "stdlib",
+        str(beside / "a.txt"),
+    )  # fmt: skip
+    assert read_recipe(path, ['data.sources=["a.txt", "both.txt"]']).data.sources == ("a.txt", "both.txt")
+
+
+def test_every_key_that_may_be_a_path_is_looked_for_beside_the_recipe(recipe: Path, tmp_path: Path):
+    (tmp_path / "x").mkdir()
+    recipe.write_text(TEXT.replace('preset = "smollm2-135m"', 'from = "x"').replace("vocab = 300\n", ""))
+    found = read_recipe(recipe)
+    assert found.base == found.data.tokenizer == str(tmp_path / "x")
+    recipe.write_text(TEXT.replace("smollm2-135m", "x").replace("vocab = 300", 'tokenizer = "./x"'))
+    found = read_recipe(recipe)
+    assert (found.model, found.data.tokenizer) == ({"preset": str(tmp_path / "x")}, f"{tmp_path}/./x")
+    recipe.write_text(TEXT.replace('sources = ["stdlib"]\nvocab = 300', 'folder = "x"'))
+    assert read_recipe(recipe).data.folder == str(tmp_path / "x")
+
+
+def test_the_name_of_a_model_is_no_path(recipe: Path, tmp_path: Path):
+    (tmp_path / "smollm2-135m").mkdir()
+    assert read_recipe(recipe).model == {"preset": "smollm2-135m"}
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("*.toml")), ids=lambda path: path.stem)
+def test_the_recipes_that_come_along_find_their_texts_from_anywhere(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    sources = read_recipe(path).data.sources
+    assert sources == ("stdlib",) or all(Path(source).is_file() for source in sources)
 
 
 # --- predictions --------------------------------------------------------------------------------

@@ -331,3 +331,13 @@ def test_another_recipe_does_not_go_on_with_a_run(about: dict[str, Any], unbroke
     with pytest.raises(CheckpointError, match=r"another recipe, train.lr differs"):
         open_run(recipe(about, lr=2e-2), unbroken, resume=True)
     open_run(recipe(about, micro_rows=2), unbroken, resume=True)  # the same sums in other parts
+
+
+def test_a_run_goes_on_wherever_its_paths_are_written_from(
+    about: dict[str, Any], texts: Path, unbroken: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(texts.parent)
+    open_run(recipe({**about, "sources": [texts.name]}), unbroken, resume=True).lock.release()
+    for others in (["elsewhere"], [f"elsewhere/{texts.name}"], [texts.name, texts.name]):
+        with pytest.raises(CheckpointError, match=r"another recipe, data.sources differs"):
+            open_run(recipe({**about, "sources": others}), unbroken, resume=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
@@ -10,6 +11,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
+from openbook import sources
 from openbook.spec.presets import near
 
 Part = TypeVar("Part")
@@ -138,6 +140,9 @@ class Recipe:
 def read_recipe(path: str | Path, changes: Iterable[str] = ()) -> Recipe:
     """The recipe in a TOML file, with `changes` such as "train.lr=1e-3" made to it.
 
+    A path in the file is that of what lies beside it. If nothing is there, it is relative to the current
+    folder, as it is in `changes`.
+
     Raises `RecipeError` for what is not TOML, unknown and missing keys and impossible values, and
     `FileNotFoundError`.
     """
@@ -147,6 +152,7 @@ def read_recipe(path: str | Path, changes: Iterable[str] = ()) -> Recipe:
             document = tomllib.load(file)
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise RecipeError(f"{path} is no recipe: {error}") from None
+    _look_beside(document, os.path.dirname(path))
     for change in changes:
         _change(document, change)
     try:
@@ -188,6 +194,29 @@ def _with_its_tokenizer(about: Mapping[str, Any], model: Mapping[str, Any]) -> M
     if "from" not in model or {"folder", "vocab", "tokenizer"} & about.keys():
         return about
     return {**about, "tokenizer": model["from"]}
+
+
+PATHS = ("model.from", "model.preset", "data.folder", "data.sources", "data.tokenizer")
+"""Keys whose values may be paths."""
+
+
+def _look_beside(document: dict[str, Any], folder: str) -> None:
+    """Puts `folder` before the paths of what lies in it."""
+    for key in PATHS:
+        part, name = key.split(".")
+        table = document.get(part)
+        if isinstance(table, dict) and name in table:
+            value = table[name]
+            many = isinstance(value, list)
+            table[name] = [_beside(one, folder) for one in value] if many else _beside(value, folder)
+
+
+def _beside(value: Any, folder: str) -> Any:
+    """The path in `folder`, if there is one; else what was written, which may be a name."""
+    if not isinstance(value, str) or value in ("", "stdlib") or sources.is_name(value):
+        return value
+    path = os.path.join(folder, value)
+    return path if os.path.exists(path) else value
 
 
 def _change(document: dict[str, Any], change: str) -> None:

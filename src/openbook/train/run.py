@@ -36,7 +36,7 @@ from openbook.train.loop import StopRequest, Trainer
 from openbook.train.measure import matmul_flops_per_s
 from openbook.train.pack import Packed
 from openbook.train.plot import draw
-from openbook.train.recipe import DataPart, Recipe, RecipeError
+from openbook.train.recipe import PATHS, DataPart, Recipe, RecipeError
 from openbook.train.records import Record, Records
 from openbook.train.start import (
     dataset_of,
@@ -166,7 +166,7 @@ def _take_folder(recipe: Recipe, folder: Path, resume: bool) -> Lock:
             errno.EEXIST, "holds a run: go on with it by --resume auto, or choose another folder", str(folder)
         )
     a, b = (_deciding(one) for one in (sources.read_json(path), recipe.plain()))
-    if different := sorted(key for key in a.keys() | b.keys() if a.get(key) != b.get(key)):
+    if different := sorted(key for key in a.keys() | b.keys() if not _agree(key, a.get(key), b.get(key))):
         raise CheckpointError(
             f"{folder} holds a run of another recipe, {different[0]} differs: go on with its own, or "
             "choose another folder"
@@ -204,6 +204,18 @@ def _deciding(recipe: Mapping[str, Any]) -> dict[str, Any]:
         for key, value in table.items()
     }
     return {key: value for key, value in flat.items() if key not in FREE}
+
+
+def _agree(key: str, a: Any, b: Any) -> bool:
+    """Whether two values are the same; of paths, whether one ends as the other: they may be written from
+    different folders."""
+    if key in PATHS and isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(_agree(key, *pair) for pair in zip(a, b, strict=True))
+    if key in PATHS and isinstance(a, str) and isinstance(b, str):
+        one, other = ([part for part in Path(path).parts if part != ".."] for path in (a, b))
+        shared = min(len(one), len(other))
+        return one[len(one) - shared :] == other[len(other) - shared :]
+    return a == b
 
 
 # --- carrying it out ----------------------------------------------------------------------------
