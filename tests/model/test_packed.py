@@ -8,6 +8,7 @@ from torch import Tensor
 
 from openbook.ledger.ops import packed_pairs
 from openbook.model.attention import visible
+from openbook.model.decoder import _mask
 from openbook.spec.model import Chunk
 from variants import VARIANTS, noisy_decoder, random_ids
 
@@ -66,3 +67,18 @@ def test_documents_need_their_own_positions():
     ids = random_ids(decoder.spec, 1, 4)
     with pytest.raises(ValueError, match="positions that begin anew"):
         decoder(ids, documents=torch.tensor([[0, 0, 1, 1]]))
+
+
+@pytest.mark.parametrize("window", [None, 1, 5])
+def test_where_a_tokens_keys_begin_says_the_same_as_the_table(window: int | None):
+    """For packed documents, and for the windows of one run."""
+    packed_positions, documents = packed(LENGTHS, PADDING)
+    for positions, docs in ((packed_positions, documents), (torch.arange(21)[None], None)):
+        mask = _mask(positions, positions, window, None, docs is not None, positions.shape[1], docs)
+        if mask.causal:
+            continue
+        at = torch.arange(positions.shape[1])
+        assert mask.since is not None
+        assert mask.visible is not None
+        said = (at <= at[:, None]) & (at >= mask.since[..., None])
+        assert torch.equal(said[positions >= 0], mask.visible[:, 0][positions >= 0])

@@ -4,7 +4,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Int32
 from torch import Tensor, nn
 
 from openbook.model.norm import HeadNorm, as_read_by
@@ -17,12 +17,14 @@ class Mask(NamedTuple):
     """Which keys a query sees: those of `visible`, or all; or, if `causal`, all up to its own, the
     queries being the last T of the S tokens (the triangle's lower right end, not its upper left).
 
-    `bias` is added to the scores of what is visible.
+    `bias` is added to the scores of what is visible. `since` says it in fewer numbers, where they are known:
+    query t sees the keys since[t] to t (but padding, whose result means nothing, itself alone).
     """
 
     visible: Bool[Tensor, "B 1 T S"] | None = None  # B may be 1
     causal: bool = False
     bias: Float[Tensor, "B H T S"] | None = None  # B may be 1
+    since: Int32[Tensor, "B T"] | None = None  # B may be 1
 
 
 class Place(NamedTuple):
@@ -141,11 +143,6 @@ class FusedCore(ExplicitCore):
     no soft-cap, no sinks and no values of another width, so with them the steps are taken one by one.
     """
 
-    @staticmethod
-    def causal(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        """`causal_attention`, or what stands in for it."""
-        return causal_attention(q, k, v, scale)
-
     def forward(
         self,
         q: Float[Tensor, "B H T K"],
@@ -179,7 +176,7 @@ class FusedCore(ExplicitCore):
             elif seen is not None and seen.shape[0] > 1:
                 seen = seen.repeat_interleave(G, dim=0)
         if mask.causal and seen is None:
-            return self.causal(q, k, v, scale).reshape(B, H, T, K)
+            return causal_attention(q, k, v, scale).reshape(B, H, T, K)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale).reshape(B, H, T, K)
 
 

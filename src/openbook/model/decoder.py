@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float, Int
+import torch.nn.functional as F
+from jaxtyping import Float, Int, Int32
 from torch import Tensor, nn
 
 from openbook.model.attention import LayerCache, Mask, Place, linear_biases, visible
@@ -130,7 +131,8 @@ class Decoder(nn.Module):
         `last_only` the head sees the last token alone, and the result is [B, 1, V].
 
         Rows may hold several documents, as training packs them: tokens see only those of the same number
-        in `documents`. `positions` then count from each document's first token; there is no cache.
+        in `documents`, which stand together. `positions` then count from each document's first token; there
+        is no cache.
         """
         x = self.hidden(ids, positions, cache, documents)
         return self.head(x[:, -1:] if last_only else x)
@@ -209,4 +211,19 @@ def _mask(
     whole = end <= window.size if isinstance(window, Chunk) else window is None or keys.shape[1] <= window
     if whole and not padded:
         return Mask(causal=queries.shape[1] > 1)
-    return Mask(visible(queries, keys, window, documents))
+    seen = visible(queries, keys, window, documents)
+    if keys is not queries or isinstance(window, Chunk) or (padded and documents is None):
+        return Mask(seen)
+    return Mask(seen, since=_first_seen(queries.shape[1], window, documents))
+
+
+def _first_seen(
+    length: int, window: int | None, documents: Int[Tensor, "B T"] | None
+) -> Int32[Tensor, "B T"]:
+    """For each token, where its document begins, or its window."""
+    at = torch.arange(length, dtype=torch.int32, device=documents.device if documents is not None else None)
+    first = torch.zeros_like(at)[None]
+    if documents is not None:
+        begins = documents[:, 1:] != documents[:, :-1]
+        first = F.pad(torch.where(begins, at[1:], 0), (1, 0)).cummax(1).values
+    return first if window is None else first.maximum(at - window + 1)

@@ -18,7 +18,7 @@ from pathlib import Path
 from openbook.models import home
 
 SOURCE = Path(__file__).with_name("runner.c")
-HEADERS = ("op.h", "vector.h", "blocks.h", "step.h", "rows.h", "prompt.h", "learn.h")
+HEADERS = ("op.h", "vector.h", "blocks.h", "step.h", "rows.h", "attend.h", "learn.h")
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-shared", "-fPIC", "-pthread")
 
 

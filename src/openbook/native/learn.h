@@ -73,8 +73,7 @@ INLINE void gate_back_of(const Op *op, int64_t from, int64_t to, int dtype) {
             z = 1.59576912160573072f * (x + 0.044715f * x * x * x);
             slope = 1.59576912160573072f * (1 + 0.134145f * x * x);
         }
-        v16 e = exp16(choose(z < 0, z, -z)); /* e^-|z| */
-        v16 sigmoid = choose(z < 0, e, (v16){0} + 1) / (1 + e);
+        v16 sigmoid = sigmoid16(z);
         v16 dgate = g * up * (sigmoid + x * slope * sigmoid * (1 - sigmoid)), dup = g * x * sigmoid;
         if (many == 16) put16(op->dst, i, dgate, dtype), put16(op->dst2, i, dup, dtype);
         else

@@ -26,7 +26,7 @@ from openbook.spec.model import Chunk, Experts, LatentAttention, ModelSpec, Rope
 from openbook.weights.blocks import Blocks
 
 EMBED, NORM, LINEAR, ROTATE, STORE, ATTEND, ACTIVATE, GATE, ADD = range(9)
-PACK, ATTEND_ROWS, ROTATE_ROWS, LINEAR_ROWS, NORM_BACK, GATE_BACK = range(9, 15)
+PACK, ATTEND_ROWS, ROTATE_ROWS, LINEAR_ROWS, NORM_BACK, GATE_BACK, ATTEND_BACK = range(9, 16)
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 BLOCKS = {"Q8_0": 2, "Q4_0": 3, "Q4_1": 4, "Q5_0": 5, "Q5_1": 6, "Q4_K": 7, "Q5_K": 8, "Q6_K": 9}
 ACTIVATIONS = ("relu", "relu2", "gelu", "gelu_tanh", "gelu_quick", "silu", "sigmoid", "tanh")
@@ -44,11 +44,12 @@ class Op(ctypes.Structure):
         ("n", ctypes.c_int64), ("width", ctypes.c_int64),
         ("layer", ctypes.c_int64), ("group", ctypes.c_int64), ("row_bytes", ctypes.c_int64),
         ("heads", ctypes.c_int64), ("rows", ctypes.c_int64), ("keys", ctypes.c_int64),
-        ("a_row", ctypes.c_int64), ("a_head", ctypes.c_int64), ("kv_head", ctypes.c_int64),
+        ("a_row", ctypes.c_int64), ("a_head", ctypes.c_int64),
+        ("kv_row", ctypes.c_int64), ("kv_head", ctypes.c_int64),
         ("flags", ctypes.c_int32), ("eps", ctypes.c_float), ("offset", ctypes.c_float),
         ("scale", ctypes.c_float), ("softcap", ctypes.c_float),
         ("weight", Pointer), ("bias", Pointer), ("a", Pointer), ("b", Pointer), ("dst", Pointer),
-        ("grad", Pointer), ("dst2", Pointer),
+        ("grad", Pointer), ("dst2", Pointer), ("sums", Pointer), ("since", Pointer),
     )  # fmt: skip
 
 

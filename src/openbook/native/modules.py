@@ -2,8 +2,8 @@
 in for the model's own.
 
 Each has the class it replaces as its base, and does what that does wherever C does not: for a few tokens, in
-another dtype or layout. Norms, rotations and gates can also be learned through; attention and experts in C
-are for use without a gradient. What is kept for backward is what was read: the rest is computed again.
+another dtype or layout. All but experts can also be learned through; what is kept for backward is what was
+read: the rest is computed again.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from openbook.model.positions import Rotate, Rotation
 from openbook.native.build import library
 from openbook.native.lower import (
     ACTIVATIONS,
+    ATTEND_BACK,
     ATTEND_ROWS,
     DTYPES,
     GATE,
@@ -40,10 +41,10 @@ from openbook.native.step import Step, run
 from openbook.spec.model import Norm as NormSpec
 
 TILE, QUERIES = 32, 8
-"""As in prompt.h: keys in a tile, queries at a time."""
+"""As in attend.h: keys in a tile, queries at a time."""
 
-LEAST_ROWS, MOST_KEYS = 16, 16_384
-"""Fewer tokens are not worth the call; more keys do not fit a worker's stack."""
+LEAST_ROWS, MOST_KEYS, MOST_WIDTH = 16, 16_384, 256
+"""Fewer tokens are not worth the call; more keys, or in backward wider heads, do not fit a worker's stack."""
 
 MOST_ROWS = {torch.float32: 16, torch.bfloat16: 8}
 """Tokens of one expert, on average. Of more, PyTorch's own products are as fast."""
@@ -257,10 +258,10 @@ def _gate_op(code: int, x: Tensor, gate: Tensor, kind: str, **more: Any) -> Op:
 
 
 class NativeCore(FusedCore):
-    """Causal attention of many queries without gradient, fp32 or bf16; anything else is `FusedCore`'s.
+    """Causal attention of many queries, fp32 or bf16; anything else is `FusedCore`'s.
 
-    Scores and softmax are fp32. In bf16 the products multiply bf16 pairs and add in fp32, as PyTorch's
-    own kernel does.
+    With a gradient to come, of whole runs only (T = S), but packed documents and windows too. Scores and
+    softmax are fp32. In bf16 the products multiply bf16 pairs and add in fp32, as PyTorch's own kernel does.
     """
 
     def forward(
@@ -273,14 +274,16 @@ class NativeCore(FusedCore):
         softcap: float | None = None,
         sinks: Float[Tensor, " H"] | None = None,
     ) -> Float[Tensor, "B H T U"]:
-        plain = mask.causal and mask.bias is None and softcap is None and sinks is None
-        if torch.is_grad_enabled() or not (plain and _suits(q, k, v) and _packs(q, k, v)):
+        """See `openbook.model.attention.ExplicitCore`."""
+        a_run = mask.causal or mask.since is not None
+        plain = a_run and mask.bias is None and softcap is None and sinks is None
+        if not (plain and _suits(q, k, v) and _packs(q, k, v)):
             return super().forward(q, k, v, mask, scale, softcap, sinks)
-        B, H, T, K = q.shape
-        y = torch.empty(B, T, H, K, dtype=q.dtype)
-        for row in range(B):
-            _attend(q[row], k[row], v[row], y[row], scale)
-        return y.transpose(1, 2)
+        if not _learns(q, k, v):
+            return _attend(q, k, v, mask.since, scale).transpose(1, 2)
+        if q.shape[2] != k.shape[2] or q.shape[3] > MOST_WIDTH:
+            return super().forward(q, k, v, mask, scale, softcap, sinks)
+        return _Attended.apply(q, k, v, mask.since, scale).transpose(1, 2)  # type: ignore[union-attr]
 
 
 def _packs(q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -290,33 +293,81 @@ def _packs(q: Tensor, k: Tensor, v: Tensor) -> bool:
         and q.shape[3] % 16 == 0
         and k.shape == v.shape
         and k.stride() == v.stride()
-        and k.stride(2) == k.shape[3]
     )
 
 
+class _Attended(torch.autograd.Function):
+    """Keeps what it read, its result, and a number for each query and head."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, since: Tensor | None, scale: float
+    ) -> Float[Tensor, "B T H K"]:
+        B, H, T, _ = q.shape
+        sums = torch.empty(B, H, T)
+        y = _attend(q, k, v, since, scale, sums)
+        ctx.save_for_backward(q, k, v, y, sums, since)
+        ctx.scale = scale
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        q, k, v, y, sums, since = ctx.saved_tensors
+        (B, H, T, K), G = q.shape, k.shape[1]
+        grad = grads[0].contiguous()
+        q_grad, by_head = torch.empty(B, T, H, K), torch.empty(B, 2, T, H, K, dtype=q.dtype)
+        read = {"a": q, "weight": k, "bias": v, "b": y, "grad": grad, "sums": sums, "since": since}
+        written = {"dst": q_grad, "dst2": by_head}
+        _run(*_attention_ops(ATTEND_BACK, q, k, H, ctx.scale, **read, **written))
+        shared = by_head.unflatten(3, (G, H // G)).sum(4) if G < H else by_head
+        k_grad, v_grad = shared.transpose(2, 3).unbind(1)
+        return q_grad.to(q.dtype).transpose(1, 2), k_grad, v_grad, None, None
+
+
 def _attend(
-    q: Float[Tensor, "H T K"],
-    k: Float[Tensor, "G S K"],
-    v: Float[Tensor, "G S K"],
-    y: Float[Tensor, "T H K"],
+    q: Float[Tensor, "B H T K"],
+    k: Float[Tensor, "B G S K"],
+    v: Float[Tensor, "B G S K"],
+    since: Int[Tensor, "#B T"] | None,
     scale: float,
-) -> None:
-    (H, T, K), (G, S, _) = q.shape, k.shape
-    tiles = -(-S // TILE)
-    packed = torch.empty(G * tiles * 2 * TILE * K, dtype=q.dtype)
-    shared = {"dtype": DTYPES[q.dtype], "width": K, "rows": T, "keys": S, "barrier": 1}
-    ops = (
-        Op(
-            code=PACK, n=G * tiles, kv_head=k.stride(0),
-            weight=k.data_ptr(), bias=v.data_ptr(), dst=packed.data_ptr(), **shared,
+    sums: Float[Tensor, "B H T"] | None = None,
+) -> Float[Tensor, "B T H K"]:
+    """`sums` is filled with the logarithms of the softmax's sums."""
+    (B, H, T, K), (G, S) = q.shape, k.shape[1:3]
+    tiles, y = -(-S // TILE), torch.empty(B, T, H, K, dtype=q.dtype)
+    packed = torch.empty(B, G * tiles * 2 * TILE * K, dtype=q.dtype)
+    ops = [
+        *_attention_ops(PACK, q, k, G * tiles, weight=k, bias=v, dst=packed),
+        *_attention_ops(
+            ATTEND_ROWS, q, k, H * -(-T // QUERIES), scale, a=q, weight=packed, dst=y, sums=sums, since=since
         ),
-        Op(
-            code=ATTEND_ROWS, n=H * -(-T // QUERIES), heads=H, group=H // G, scale=scale,
-            a_row=q.stride(1), a_head=q.stride(0),
-            weight=packed.data_ptr(), a=q.data_ptr(), dst=y.data_ptr(), **shared,
-        ),
-    )  # fmt: skip
+    ]
     _run(*ops)
+    return y
+
+
+def _attention_ops(
+    code: int,
+    q: Float[Tensor, "B H T K"],
+    k: Float[Tensor, "B G S K"],
+    items: int,
+    scale: float = 1.0,
+    **tensors: Tensor | None,
+) -> list[Op]:
+    """One for each row of the batch, with that row of each of `tensors` (or the only one there is). They may
+    run at once; what comes after waits."""
+    (B, H, T, K), (G, S) = q.shape, k.shape[1:3]
+    given = {name: x for name, x in tensors.items() if x is not None}
+    return [
+        Op(
+            code=code, dtype=DTYPES[q.dtype], barrier=b == B - 1, scale=scale,
+            n=items, width=K, heads=H, group=H // G, rows=T, keys=S,
+            a_row=q.stride(2), a_head=q.stride(1), kv_row=k.stride(2), kv_head=k.stride(1),
+            **{name: x[b if len(x) > 1 else 0].data_ptr() for name, x in given.items()},
+        )
+        for b in range(B)
+    ]  # fmt: skip
 
 
 def native_experts(

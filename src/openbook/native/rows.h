@@ -1,4 +1,5 @@
-/* A matrix times a few inputs, such as the tokens of one expert: it is read once for all of them. */
+/* Operations of several rows: a matrix times a few inputs, such as the tokens of one expert, which is read once for
+ * all of them; and rotations. */
 #pragma once
 #include "vector.h"
 
@@ -57,4 +58,33 @@ INLINE void linear_rows_of(const Op *op, int64_t from, int64_t to, int dtype) {
 static void linear_rows(const Op *op, int64_t from, int64_t to) {
     if (op->matrix == F32) linear_rows_of(op, from, to, F32);
     else linear_rows_of(op, from, to, BF16);
+}
+
+/* Rows of heads as a matrix product leaves them, turned by each row's angles (b: cosines, then sines) into dst.
+ * Pairs are halves; elements beyond the rotated ones are copied. */
+INLINE void rotate_rows_of(const Op *op, int64_t from, int64_t to, int dtype) {
+    int64_t K = op->width, half = op->group / 2, heads = op->heads;
+    for (int64_t row = from; row < to; row++) {
+        const float *cos = op->b + row * half, *sin = op->b + op->n * half + row * half;
+        for (int64_t head = 0; head < heads; head++) {
+            int64_t at = (row * heads + head) * K, i = 0;
+            for (; i + 16 <= half; i += 16) {
+                v16 c = *(const v16 *)(cos + i), s = *(const v16 *)(sin + i);
+                v16 a = load16(op->a, at + i, dtype), b = load16(op->a, at + half + i, dtype);
+                put16(op->dst, at + i, a * c - b * s, dtype);
+                put16(op->dst, at + half + i, b * c + a * s, dtype);
+            }
+            for (; i < half; i++) {
+                float a = load(op->a, at + i, dtype), b = load(op->a, at + half + i, dtype);
+                put1(op->dst, at + i, a * cos[i] - b * sin[i], dtype);
+                put1(op->dst, at + half + i, b * cos[i] + a * sin[i], dtype);
+            }
+            for (i = 2 * half; i < K; i++) put1(op->dst, at + i, load(op->a, at + i, dtype), dtype);
+        }
+    }
+}
+
+static void rotate_rows(const Op *op, int64_t from, int64_t to) {
+    if (op->dtype == F32) rotate_rows_of(op, from, to, F32);
+    else rotate_rows_of(op, from, to, BF16);
 }

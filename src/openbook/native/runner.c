@@ -6,8 +6,8 @@
  * are decoded to fp32 in registers. So a step reads each weight once, in its own size, and computes what the
  * decoded matrix would give.
  *
- * Here: which operation is which, and the threads. The operations are in step.h (one token), rows.h (a few),
- * prompt.h (many) and learn.h (backward).
+ * Here: which operation is which, and the threads. The operations are in step.h (one token), rows.h (more),
+ * attend.h (their attention, and back) and learn.h (back through the rest).
  */
 
 #include <pthread.h>
@@ -15,9 +15,9 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
+#include "attend.h"
 #include "learn.h"
 #include "op.h"
-#include "prompt.h"
 #include "rows.h"
 #include "step.h"
 
@@ -43,6 +43,7 @@ static void run_op(const Op *op, const Step *step, int64_t from, int64_t to) {
     case GATE: gate(op, from, to); break;
     case ROTATE_ROWS: rotate_rows(op, from, to); break;
     case LINEAR_ROWS: linear_rows(op, from, to); break;
+    case ATTEND_BACK: attend_back(op, from, to); break;
     case NORM_BACK: norm_back(op, from, to); break;
     case GATE_BACK: gate_back(op, from, to); break;
     case ADD:

@@ -157,8 +157,7 @@ INLINE void gate_of(const Op *op, int64_t from, int64_t to, int dtype) {
         for (; i + 16 <= to; i += 16) { /* (1 + tanh u) / 2 is the sigmoid of 2u */
             v16 x = load16(op->a, i, dtype), z = x;
             if (op->kind == GELU_TANH) z = 1.59576912160573072f * (x + 0.044715f * x * x * x);
-            v16 e = exp16(choose(z < 0, z, -z)); /* e^-|z| */
-            v16 sigmoid = choose(z < 0, e, (v16){0} + 1) / (1 + e);
+            v16 sigmoid = sigmoid16(z);
             put16(op->dst, i, x * sigmoid * load16(op->b, i, dtype), dtype);
         }
     for (; i < to; i++)

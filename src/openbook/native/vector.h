@@ -4,6 +4,9 @@
 #include <stdint.h>
 #include <string.h>
 #include "op.h"
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+#endif
 
 typedef float v16 __attribute__((vector_size(64), aligned(4)));
 typedef float v8 __attribute__((vector_size(32)));
@@ -11,6 +14,17 @@ typedef float v4 __attribute__((vector_size(16)));
 typedef uint32_t u16x32 __attribute__((vector_size(64)));
 typedef int32_t i32x16 __attribute__((vector_size(64)));
 typedef uint16_t h16 __attribute__((vector_size(32), aligned(2)));
+
+/* As many numbers as the processor takes at once. Compilers break wider vectors up well in sums and products, but
+ * compare them number by number, and keep them in memory where many are wanted in registers. */
+#ifdef __AVX512F__
+enum { LANES = 16 };
+#else
+enum { LANES = 8 };
+#endif
+typedef float lanes __attribute__((vector_size(4 * LANES), aligned(4)));
+typedef uint32_t words __attribute__((vector_size(4 * LANES)));
+typedef int32_t marks __attribute__((vector_size(4 * LANES))); /* what a comparison gives: all bits, or none */
 
 static inline float from_bf16(uint16_t h) {
     uint32_t bits = (uint32_t)h << 16;
@@ -37,10 +51,20 @@ static inline float load(const void *p, int64_t i, int dtype) {
     return dtype == F32 ? ((const float *)p)[i] : from_bf16(((const uint16_t *)p)[i]);
 }
 
-/* Nearest, ties to even. Not for NaN with a payload that rounds to infinity: activations have none. */
+/* Nearest, ties to even. Where the processor does it, less than 2^-126 becomes 0; where not, it is not for NaN
+ * with a payload that rounds to infinity: activations have none. */
 static inline h16 to_bf16x16(v16 x) {
+#ifdef __AVX512BF16__
+    return (h16)_mm512_cvtneps_pbh((__m512)x);
+#else
     u16x32 bits = (u16x32)x;
     return __builtin_convertvector((bits + 0x7fff + (bits >> 16 & 1)) >> 16, h16);
+#endif
+}
+
+/* Words of two, the first one low. */
+static inline v16 pairs16(h16 low, h16 high) {
+    return (v16)(__builtin_convertvector(low, u16x32) | __builtin_convertvector(high, u16x32) << 16);
 }
 
 static inline void put16(void *p, int64_t i, v16 x, int dtype) {
@@ -53,8 +77,8 @@ static inline void put1(void *p, int64_t i, float x, int dtype) {
     else ((uint16_t *)p)[i] = to_bf16(x);
 }
 
-static inline v16 choose(i32x16 where, v16 yes, v16 no) {
-    return (v16)(((i32x16)yes & where) | ((i32x16)no & ~where));
+static inline lanes choose(marks where, lanes yes, lanes no) {
+    return (lanes)(((marks)yes & where) | ((marks)no & ~where));
 }
 
 /* By halves, where the compiler can say so: faster than one number after the other. */
@@ -99,14 +123,23 @@ INLINE void dot4(const char *w, int64_t stride, const float *x, int64_t width, i
 }
 
 /* e^x for x <= 0, to 2 units in the last place (the polynomial is Cephes' expf). */
-INLINE v16 exp16(v16 x) {
-    x = choose(x < -87.0f, (v16){0} - 87.0f, x);
-    v16 shifted = x * 1.44269504f + 12582912.0f; /* 1.5 * 2^23: the rounded integer in the low bits */
-    v16 n = shifted - 12582912.0f;
-    v16 r = x - n * 0.693359375f + n * 2.12194440e-4f;
-    v16 y = ((((1.9875691500e-4f * r + 1.3981999507e-3f) * r + 8.3334519073e-3f) * r + 4.1665795894e-2f) * r
-             + 1.6666665459e-1f) * r + 5.0000001201e-1f;
+INLINE lanes exponential(lanes x) {
+    x = choose(x < -87.0f, (lanes){0} - 87.0f, x);
+    lanes shifted = x * 1.44269504f + 12582912.0f; /* 1.5 * 2^23: the rounded integer in the low bits */
+    lanes n = shifted - 12582912.0f;
+    lanes r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    lanes y = ((((1.9875691500e-4f * r + 1.3981999507e-3f) * r + 8.3334519073e-3f) * r + 4.1665795894e-2f) * r
+               + 1.6666665459e-1f) * r + 5.0000001201e-1f;
     y = y * r * r + r + 1.0f;
-    y = (v16)((i32x16)y + ((i32x16)shifted << 23));
+    y = (lanes)((marks)y + ((marks)shifted << 23));
     return choose(x == x, y, x); /* NaN stays NaN */
+}
+
+/* 1 / (1 + e^-x) */
+INLINE v16 sigmoid16(v16 x) {
+    for (int i = 0; i < 16 / LANES; i++) {
+        lanes *z = (lanes *)&x + i, e = exponential(choose(*z < 0, *z, -*z)); /* e^-|z| */
+        *z = choose(*z < 0, e, (lanes){0} + 1) / (1 + e);
+    }
+    return x;
 }

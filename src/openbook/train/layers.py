@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from openbook.model.attention import FusedCore, causal_attention
 from openbook.model.block import Block
 from openbook.model.decoder import Decoder
 from openbook.model.experts import Experts
@@ -53,8 +52,8 @@ def _compile_layers(decoder: Decoder) -> None:
 
 
 def use_fast_modules(decoder: Decoder) -> None:
-    """Gives a decoder on the CPU products through oneDNN, attention that computes no more than the triangle,
-    and norms, rotations and gates in C where there is a compiler."""
+    """Gives a decoder on the CPU products through oneDNN; where there is a compiler, also attention, norms,
+    rotations and gates in C."""
     if decoder.embed.weight.device.type != "cpu":
         return
     if has_native_modules():
@@ -67,8 +66,6 @@ def use_fast_modules(decoder: Decoder) -> None:
     for name, module in list(decoder.named_modules()):
         if type(module) is nn.Linear and can_multiply():
             decoder.set_submodule(name, FastLinear(module))
-        elif isinstance(module, FusedCore):
-            module.causal = learned_causal_attention
 
 
 def has_native_modules() -> bool:
@@ -132,62 +129,3 @@ class _Product(torch.autograd.Function):
             rows.mT @ x.flatten(0, -2) if by_weight else None,
             rows.sum(0) if by_bias else None,
         )
-
-
-# --- attention ----------------------------------------------------------------------------------
-
-QUERIES = 128
-"""In a block. Of 512 tokens, blocks compute 5/8 of the square, where the kernel alone computes all of it."""
-
-
-def learned_causal_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """`causal_attention` of [B, H, T, K] each, with a backward pass in the same blocks."""
-    suits = q.shape[2] == k.shape[2] > QUERIES and q.dtype in (torch.float32, torch.bfloat16)
-    if not (suits and torch.is_grad_enabled()):
-        return causal_attention(q, k, v, scale)
-    return _CausalAttention.apply(q, k, v, scale)  # type: ignore[return-value]
-
-
-class _CausalAttention(torch.autograd.Function):
-    """Blocks of queries, each against the keys up to its own end, through PyTorch's kernel."""
-
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        y, sums = torch.empty_like(q), []
-        for rows, end, seen in _blocks(q):
-            y[:, :, rows], log_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-                q[:, :, rows], k[:, :, :end], v[:, :, :end], attn_mask=seen, scale=scale
-            )
-            sums.append(log_sum)
-        ctx.save_for_backward(q, k, v, y, *sums)
-        ctx.scale = scale
-        return y
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        """In fp32, which the kernel does faster than bf16."""
-        q, k, v, y, *sums = ctx.saved_tensors
-        dtype = q.dtype
-        grad, q, k, v, y = (tensor.float() for tensor in (*grads, q, k, v, y))
-        q_grad, k_grad, v_grad = torch.empty_like(q), torch.zeros_like(q), torch.zeros_like(q)
-        for (rows, end, seen), log_sum in zip(_blocks(q), sums, strict=True):
-            q_grad[:, :, rows], by_k, by_v = (
-                torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-                    grad[:, :, rows], q[:, :, rows], k[:, :, :end], v[:, :, :end], y[:, :, rows], log_sum,
-                    0.0, False, attn_mask=seen, scale=ctx.scale,
-                )
-            )  # fmt: skip
-            k_grad[:, :, :end] += by_k
-            v_grad[:, :, :end] += by_v
-        return q_grad.to(dtype), k_grad.to(dtype), v_grad.to(dtype), None
-
-
-def _blocks(q: Tensor) -> Iterable[tuple[slice, int, Tensor]]:
-    """(rows, the end of the keys that they see, what is added to their scores)."""
-    T = q.shape[2]
-    # Row i of a block that ends at key `end` sees all but the last QUERIES - 1 - i keys before `end`.
-    table = torch.full((QUERIES, T), -torch.inf, dtype=q.dtype).triu(T - QUERIES + 1)
-    for start in range(0, T, QUERIES):
-        end = min(T, start + QUERIES)
-        yield slice(start, end), end, table[QUERIES - (end - start) :, T - end :]

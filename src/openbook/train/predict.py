@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from openbook.ledger import Workload, ledger
 from openbook.ledger.memory import MemoryRow
 from openbook.ledger.ops import OpRow
-from openbook.native.modules import LEARNED_THROUGH
-from openbook.spec.model import Attention, Block, Experts, ModelSpec
-from openbook.train.layers import QUERIES, has_native_modules
+from openbook.native.modules import LEARNED_THROUGH, LEAST_ROWS, MOST_KEYS, MOST_WIDTH
+from openbook.spec.model import Attention, Block, Chunk, Experts, ModelSpec
+from openbook.train.layers import has_native_modules
 from openbook.train.loss import rows_at_once
 from openbook.train.recipe import TrainPart
 
@@ -74,7 +74,7 @@ def _moments(spec: ModelSpec, train: TrainPart, length: int, packed: bool) -> It
     """
     at_once = min(train.rows, train.micro_rows or train.rows)
     book = ledger(spec, "fp32")
-    layers = _layers(spec, train, at_once, length, packed)
+    layers = _layers(spec, train, at_once, length)
     total = 4 * book.params.total
     one_moment = sum(row.count for row in book.tensors if row.kind == "matrix" and row.layer is not None)
     saved = 4 * one_moment if train.optimizer == "muon" else 0
@@ -104,23 +104,23 @@ def _moments(spec: ModelSpec, train: TrainPart, length: int, packed: bool) -> It
     yield moment(0, head if spec.head.tied else 0, "as the last gradient is there")
 
 
-def _layers(spec: ModelSpec, train: TrainPart, rows: int, length: int, packed: bool) -> list[_Layer]:
+def _layers(spec: ModelSpec, train: TrainPart, rows: int, length: int) -> list[_Layer]:
     book = ledger(spec, train.dtype)  # products in bf16 keep what a bf16 model keeps
     stream = 4 * rows * length * spec.d_model
     kept, mlp_kept, mlp_work, attn_work = ([0] * spec.n_layers for _ in range(4))
     for op in book.ops(Workload("train", batch=rows, new=length)):
         if op.layer is None:
             continue
-        mine = _kept_bytes(op, spec.layers[op.layer], stream, length, packed)
+        mine = _kept_bytes(op, spec.layers[op.layer], stream, length)
         kept[op.layer] += mine
         if op.part.startswith("mlp"):
             mlp_kept[op.layer] += mine
         if op.name.endswith(".act"):
             mlp_work[op.layer] = 2 * stream + 2 * op.activation_bytes  # gradients of the stream, gate and up
         elif op.name.endswith(".mix"):
-            # Gradients of q, k and v, those of keys and values twice; in bf16 also all that is read, as fp32.
+            # The gradient of its result; those of q, k and v for every query head, q's fp32; one turned.
             width = op.activation_bytes // (2 if train.dtype == "bf16" else 4)
-            attn_work[op.layer] = 2 * stream + width * (10 * 4 + 3 * 2 if train.dtype == "bf16" else 5 * 4)
+            attn_work[op.layer] = 2 * stream + width * (4 + 5 * 2 if train.dtype == "bf16" else 5 * 4)
     # As attention is gone back through, nothing of the MLP is left.
     work = [max(mlp_work[i], attn_work[i] - mlp_kept[i]) for i in range(spec.n_layers)]
     return [_Layer(kept[i], stream, work[i]) for i in range(spec.n_layers)]
@@ -131,9 +131,9 @@ STREAM_NORMS = frozenset(
 )
 
 
-def _kept_bytes(op: OpRow, block: Block, stream: int, length: int, packed: bool) -> int:
+def _kept_bytes(op: OpRow, block: Block, stream: int, length: int) -> int:
     """The ledger's account is of the plain modules. `openbook.train.layers` has others, which keep less: a
-    norm of the stream its input alone, a gate its factors, attention in blocks a result as `o` reads it."""
+    norm of the stream its input alone, a gate its factors, attention in C a result as `o` reads it."""
     name = op.name.split(".", 2)[2]
     if name in STREAM_NORMS and has_native_modules():
         return min(op.kept_bytes, stream)
@@ -141,11 +141,21 @@ def _kept_bytes(op: OpRow, block: Block, stream: int, length: int, packed: bool)
     gated = mlp.gated and mlp.activation in LEARNED_THROUGH
     if name.endswith("act") and gated and has_native_modules():
         return op.kept_bytes - op.activation_bytes
-    attn = block.attn
-    apart = isinstance(attn, Attention) and attn.n_heads == attn.n_kv_heads
-    if name == "attn.o" and apart and length > QUERIES and not packed:
+    if name == "attn.o" and _attends_in_c(block, length):
         return 0
     return op.kept_bytes
+
+
+def _attends_in_c(block: Block, length: int) -> bool:
+    """Whether a run's attention is `NativeCore`'s, which keeps its result as `o` reads it, and no table of
+    who sees whom."""
+    attn = block.attn
+    if not (isinstance(attn, Attention) and has_native_modules() and LEAST_ROWS <= length <= MOST_KEYS):
+        return False
+    plain = (
+        attn.softcap is None and attn.alibi is None and not attn.sinks and not isinstance(attn.window, Chunk)
+    )
+    return plain and attn.head_dim % 16 == 0 and attn.head_dim <= MOST_WIDTH
 
 
 def _loss_bytes(spec: ModelSpec, train: TrainPart, tokens: int) -> int:
@@ -162,12 +172,12 @@ def _loss_bytes(spec: ModelSpec, train: TrainPart, tokens: int) -> int:
 
 
 def _mask_bytes(spec: ModelSpec, rows: int, length: int) -> int:
-    """A table [B, T, T] of bytes for each window; and what each layer's kernel keeps for backward: the same
-    in fp32, and where query heads share keys, once for each group."""
-    windows = {block.attn.window for block in spec.layers}
+    """Where attention is not in C: a table [B, T, T] of bytes for each window; and what each layer's kernel
+    keeps for backward: the same in fp32, and where query heads share keys, once for each group."""
+    others = [block.attn for block in spec.layers if not _attends_in_c(block, length)]
     tables = sum(
-        block.attn.n_kv_heads if block.attn.n_kv_heads < block.attn.n_heads else 1
-        for block in spec.layers
-        if isinstance(block.attn, Attention)
+        attn.n_kv_heads if attn.n_kv_heads < attn.n_heads else 1
+        for attn in others
+        if isinstance(attn, Attention)
     )
-    return rows * length**2 * (len(windows) + 4 * tables)
+    return rows * length**2 * (len({attn.window for attn in others}) + 4 * tables)
