@@ -23,6 +23,7 @@ from openbook.spec.reader import UnsupportedError
 from openbook.train.lora import (
     DEFAULT_TARGETS,
     LoraError,
+    LoraLinear,
     adapters,
     add_lora,
     check_peft,
@@ -286,6 +287,27 @@ def test_native_steps_never_leave_adapters_out():
     ours = [token.id for token in LanguageModel(decoder).tokens([3, 1, 4], **greedy)]
     merge_lora(decoder)
     assert ours == [token.id for token in LanguageModel(decoder).tokens([3, 1, 4], **greedy)]
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("way", ["fp32", "bf16 weights", "autocast"])
+def test_adapted_maps_have_the_values_and_gradients_of_their_formula(way: str, bias: bool):
+    """W x + b + 1.5 · B A x in double precision; what is rounded to bf16 errs by a part of its norm."""
+    linear = nn.Linear(23, 37, bias=bias, dtype=torch.bfloat16 if way == "bf16 weights" else None)
+    a, b = torch.randn(3, 23), torch.randn(37, 3)
+    module = LoraLinear(linear.requires_grad_(False), a, b, 1.5)
+    x, slopes = torch.randn(2, 11, 23, dtype=linear.weight.dtype), torch.randn(2, 11, 37)
+    exact = [tensor.detach().double().requires_grad_() for tensor in (x, a, b)]
+    y = exact[0] @ (linear.weight.double() + 1.5 * exact[2] @ exact[1]).T
+    expected = [y, *torch.autograd.grad(((y + linear.bias.double() if bias else y) * slopes).sum(), exact)]
+    expected[0] = y + linear.bias.double() if bias else y
+    x.requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16, enabled=way == "autocast"):
+        y = module(x)
+    found = [y, *torch.autograd.grad((y.float() * slopes).sum(), [x, module.lora_a, module.lora_b])]
+    assert [tensor.dtype for tensor in found[2:]] == [torch.float32] * 2
+    for ours, right in zip(found, expected, strict=True):
+        assert (ours.double() - right).norm() <= (1e-6 if way == "fp32" else 8e-3) * right.norm()
 
 
 def test_bf16_weights_have_fp32_adapters():

@@ -153,7 +153,7 @@ def test_without_gradients_nothing_moves_not_even_by_decay():
         optimizer = Optimizer(groups, lr=1.0, muon=muon)
         optimizer.zero_grad()
         optimizer.step()
-        assert optimizer.tensors() == {}
+        assert not any(tensor.any() for tensor in optimizer.tensors().values())
     assert all(map(torch.equal, before, groups.block_matrices.values()))
 
 

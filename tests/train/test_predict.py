@@ -2,18 +2,33 @@
 
 import os
 import sys
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from openbook.bench_train import Shape, _in_a_new_process, peak_of
+from openbook.bench_train import (
+    Shape,
+    _forget_peak,
+    _in_a_new_process,
+    _resident,
+    _Same,
+    _warm_up,
+    peak_of,
+)
+from openbook.ledger import ledger
 from openbook.model import Decoder, init_weights
 from openbook.spec.hf import from_config
 from openbook.spec.model import ModelSpec
 from openbook.train.layers import use_fast_modules
-from openbook.train.loop import batch_loss
+from openbook.train.loop import Trainer, batch_loss
+from openbook.train.lora import DEFAULT_TARGETS, add_lora, lora_parameters, lora_rows
+from openbook.train.optim import Optimizer, parameter_groups
 from openbook.train.predict import predict
 from openbook.train.recipe import TrainPart
 
@@ -62,10 +77,62 @@ SLICE = ["one row, bound by its weights"]
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process's peak")
 @pytest.mark.parametrize("name", list(MEASURED) if os.environ.get("OPENBOOK_FULL") == "1" else SLICE)
 def test_the_peak_of_a_process_is_predicted(name: str):
-    """To 10 %, over what the process held before it had a model; but for two in which glibc's heap has more
-    holes (11 and 13 % were measured)."""
+    """To 10 %, over what the process held before it had a model."""
     sizes, shape = MEASURED[name]
-    off = 0.15 if name in ("wide in bf16", "a tied head") else 0.1
     spec = llama(**sizes)
     measured = _in_a_new_process(peak_of, "openbook", spec, shape, Path("none"), 2)
-    assert predict(spec, recipe(shape), shape.length, packed=False).bytes == pytest.approx(measured, rel=off)
+    assert predict(spec, recipe(shape), shape.length, packed=False).bytes == pytest.approx(measured, rel=0.1)
+
+
+def train(options: Mapping[str, Any]) -> tuple[int, int]:
+    """Three steps of a model of width 384 in a new process: (predicted, measured) bytes at its fullest."""
+    torch.set_num_threads(2)
+    lora, packed = options.get("lora", False), options.get("packed", False)
+    shape = Shape(8, 512, options.get("dtype", "fp32"))
+    changes = {k: v for k, v in options.items() if k in ("micro_rows", "checkpoint_layers", "optimizer")}
+    spec, part = llama(**WIDE), replace(recipe(shape), **changes)
+    _warm_up("openbook", shape.dtype)
+    base = _resident("VmRSS")
+    decoder, batch, rows = init_weights(Decoder(spec)), shape.batch(spec.vocab_size), ledger(spec).tensors
+    if packed:
+        lengths = (100, 300, 112)
+        positions, documents = (
+            np.concatenate([np.arange(n) for n in lengths]),
+            np.repeat(np.arange(3), lengths),
+        )
+        batch = batch._replace(positions=np.tile(positions, (8, 1)), documents=np.tile(documents, (8, 1)))
+    if lora:
+        add_lora(decoder, 8, 16, DEFAULT_TARGETS, 0)
+        rows = (*rows, *lora_rows(spec, 8, DEFAULT_TARGETS))
+    optimizer = Optimizer(parameter_groups(decoder, rows), 1e-4, muon=part.optimizer == "muon")
+    trainer = Trainer(
+        decoder, optimizer, _Same(batch), lambda step: 1.0, 8, part.micro_rows,
+        bf16=part.dtype == "bf16", checkpoint_layers=part.checkpoint_layers,
+    )  # fmt: skip
+    _forget_peak()
+    for _ in range(3):
+        trainer.update()
+    adapters = lora_parameters(spec, 8, DEFAULT_TARGETS) if lora else 0
+    peak = _resident("VmHWM")
+    assert base is not None
+    assert peak is not None
+    return predict(spec, part, 512, packed, adapters).bytes, peak - base
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "packed documents": {"packed": True},
+    "adapters": {"lora": True},
+    "adapters in bf16": {"lora": True, "dtype": "bf16"},
+    "four parts": {"micro_rows": 2},
+    "muon": {"optimizer": "muon"},
+    "layers computed twice": {"checkpoint_layers": True},
+}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process's peak")
+@pytest.mark.skipif(os.environ.get("OPENBOOK_FULL") != "1", reason="two minutes: OPENBOOK_FULL=1")
+@pytest.mark.parametrize("name", list(WAYS))
+def test_the_peak_is_predicted_for_every_way_to_train(name: str):
+    """To 10 %; to 15 % if layers are computed twice: the heap's holes are then half of what is in it."""
+    predicted, measured = _in_a_new_process(train, WAYS[name])
+    assert predicted == pytest.approx(measured, rel=0.15 if "twice" in name else 0.1)

@@ -33,7 +33,8 @@ def prepare_layers(decoder: Decoder, checkpoint_layers: bool = False, compile: b
         use_fast_modules(decoder)
     if checkpoint_layers:
         for layer in _layers(decoder):
-            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+            again = {"use_reentrant": False, "preserve_rng_state": False}  # nothing here is random
+            layer.forward = partial(checkpoint, layer.forward, **again)
 
 
 def _layers(decoder: Decoder) -> Iterable[Block]:
@@ -96,6 +97,20 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if x.dtype == torch.float32 and x.device.type == "cpu" and can_multiply():
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return F.linear(x, weight, bias)
+
+
+ROWS_AT_ONCE = 4096
+"""Of a product that is added to what has another dtype."""
+
+
+def add_product(y: Tensor, a: Tensor, b: Tensor) -> None:
+    """y [n, k] += a [n, m] b [m, k]. In another dtype than y's the product is made, and once more in y's, so
+    that is done in parts."""
+    if y.dtype == a.dtype:
+        y.addmm_(a, b)
+    else:
+        for part, rows in zip(y.split(ROWS_AT_ONCE), a.split(ROWS_AT_ONCE), strict=True):
+            part += rows @ b
 
 
 class FastLinear(nn.Linear):

@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from openbook.files.errors import FileError
 from openbook.files.regular import open_regular
@@ -41,6 +41,7 @@ from openbook.model.init import generator_of
 from openbook.spec.hf import to_config
 from openbook.spec.model import Experts, ModelSpec
 from openbook.spec.reader import UnsupportedError
+from openbook.train.layers import add_product, multiply
 from openbook.weights.dialects import HF, Dialect, Grouped, Identity, Place, Transposed
 from openbook.weights.save import stored_places
 from openbook.weights.tensors import is_finite
@@ -175,9 +176,7 @@ class LoraLinear(nn.Module):
         return self.lora_a.shape[0]
 
     def forward(self, x: Float[Tensor, "*batch in"]) -> Float[Tensor, "*batch out"]:
-        y = F.linear(x, self.weight, self.bias)
-        low = F.linear(x.to(self.lora_a.dtype), self.lora_a)
-        y = y + (self.scale * F.linear(low, self.lora_b)).to(y.dtype)
+        y: Any = _Adapted.apply(x, self.weight, self.bias, self.lora_a, self.lora_b, self.scale)
         return y if self.limit is None else y.clamp(-self.limit, self.limit)
 
     @torch.no_grad()
@@ -190,6 +189,48 @@ class LoraLinear(nn.Module):
         plain.weight = nn.Parameter((self.weight.float() + added).to(self.weight.dtype))
         plain.bias = self.bias
         return plain
+
+
+class _Adapted(torch.autograd.Function):
+    """W x + b + scale · B A x, where what is added is added in place: one result is made, not four. The freed
+    ones would be broken up by the small A x that are kept, and the heap would hold twice what is in it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scale: float
+    ) -> Tensor:
+        if torch.is_autocast_enabled(x.device.type):
+            dtype = torch.get_autocast_dtype(x.device.type)
+            x, weight, a, b = (tensor.to(dtype) for tensor in (x, weight, a, b))
+            bias = None if bias is None else bias.to(dtype)
+        with torch.autocast(x.device.type, enabled=False):
+            y = multiply(x, weight, bias)
+            low = multiply(x.to(a.dtype), a)
+            add_product(y.flatten(0, -2), low.flatten(0, -2), scale * b.mT)
+        ctx.save_for_backward(x, weight, a, b, low)
+        ctx.scale = scale
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        x, weight, a, b, low = ctx.saved_tensors
+        by_x, by_weight, by_bias, *_ = ctx.needs_input_grad
+        grad = grads[0]
+        rows = grad.flatten(0, -2)
+        low_grad = rows.to(b.dtype) @ (ctx.scale * b)
+        x_grad = None
+        if by_x:
+            x_grad = multiply(grad, weight.mT)
+            add_product(x_grad.flatten(0, -2), low_grad, a)
+        return (
+            x_grad,
+            rows.mT @ x.flatten(0, -2) if by_weight else None,
+            rows.sum(0) if by_bias else None,
+            low_grad.mT @ x.flatten(0, -2).to(a.dtype),
+            ctx.scale * (rows.to(b.dtype).mT @ low.flatten(0, -2)),
+            None,
+        )
 
 
 def adapters(decoder: Decoder) -> dict[str, LoraLinear]:

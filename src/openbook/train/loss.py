@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from openbook.model.decoder import Head
-from openbook.train.layers import multiply
+from openbook.train.layers import add_product, multiply
 from openbook.train.pack import IGNORED
 
 MAX_LOGITS = 1 << 24
@@ -168,11 +168,10 @@ class _Plain:
             if self.bias_grad is not None:
                 self.bias_grad += slopes.sum(0)
             slopes = slopes.to(self.dtype)
+            del logits, exponentials  # the same table; in bf16 there is another one now
             self.hidden_grad[chunk] = multiply(slopes, self.weight.mT)
-            if self.weight_grad is not None and self.dtype == self.weight_grad.dtype:
-                self.weight_grad.addmm_(slopes.mT, x)
-            elif self.weight_grad is not None:
-                self.weight_grad += slopes.mT @ x
+            if self.weight_grad is not None:
+                add_product(self.weight_grad, slopes.mT, x)
         return nats, z
 
 

@@ -61,6 +61,10 @@ def parameter_groups(model: nn.Module, rows: Iterable[TensorRow]) -> Groups:
 # --- the optimizer ------------------------------------------------------------------------------
 
 
+_ADAMW, _MUON = ("step", "exp_avg", "exp_avg_sq"), ("momentum_buffer",)
+"""What each keeps of a parameter, by the names of `torch.optim`."""
+
+
 class Optimizer:
     """AdamW, or Muon for the layers' matrices and AdamW for the rest, with one peak learning rate."""
 
@@ -90,6 +94,17 @@ class Optimizer:
             self._parts.append(torch.optim.AdamW(adamw, lr, betas, eps, fused=True))
         if muon and blocks:
             self._parts.append(Muon(blocks, lr, weight_decay, momentum))
+        self._make_moments()
+
+    def _make_moments(self) -> None:
+        """As the first step would, but before it: among its activations they would leave holes in the heap, a
+        twentieth of SmolLM2-135M's peak."""
+        for part in self._parts:
+            moments = _MUON if isinstance(part, Muon) else _ADAMW
+            for parameter in (p for group in part.param_groups for p in group["params"]):
+                part.state[parameter] = {
+                    key: parameter.new_zeros(() if key == "step" else parameter.shape) for key in moments
+                }
 
     def step(self, scale: float = 1.0) -> None:
         """One update at `scale` times the peak learning rate; a parameter without gradient stays as it is."""
@@ -140,9 +155,9 @@ class Optimizer:
     def _state_of(
         self, parameter: nn.Parameter, part: torch.optim.Optimizer, tensors: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
-        """The state of one parameter: all of it, or none if it had never had a gradient."""
+        """The state of one parameter: all of it, or none, which is as none of its steps."""
         name = self._name_of[parameter]
-        keys = ("momentum_buffer",) if isinstance(part, Muon) else ("step", "exp_avg", "exp_avg_sq")
+        keys = _MUON if isinstance(part, Muon) else _ADAMW
         state = {key: tensors[f"{name}.{key}"].clone() for key in keys if f"{name}.{key}" in tensors}
         for key in keys if state else ():
             shape = state[key].shape if key in state else None

@@ -33,19 +33,31 @@ class Prediction:
         return sum(row.bytes for row in self.memory)
 
 
-def predict(spec: ModelSpec, train: TrainPart, length: int, packed: bool = True) -> Prediction:
-    """The books of a run with rows of `length` tokens, each of several documents if `packed`."""
+def predict(
+    spec: ModelSpec, train: TrainPart, length: int, packed: bool = True, adapters: int = 0
+) -> Prediction:
+    """The books of a run with rows of `length` tokens, each of several documents if `packed`. Of a model with
+    `adapters`, so many parameters, only these are learned."""
     book = ledger(spec, "fp32")
     step = Workload("train", batch=train.rows, new=length)
-    flops = book.totals(step).flops
+    flops, conventions = book.totals(step).flops, tuple(book.conventions(step))
+    if adapters:
+        flops = of_adapters(flops)
+        conventions = (*conventions, "2 × forward, since the frozen weights have no gradients")
+    moments = _moments(spec, train, length, packed, adapters)
     return Prediction(
         params=book.params.total,
         tokens=train.steps * train.rows * length,
         flops=train.steps * flops,
         step_flops=flops,
-        memory=max(_moments(spec, train, length, packed), key=lambda rows: sum(row.bytes for row in rows)),
-        conventions=tuple(book.conventions(step)),
+        memory=max(moments, key=lambda rows: sum(row.bytes for row in rows)),
+        conventions=conventions,
     )
+
+
+def of_adapters(flops: int) -> int:
+    """Frozen weights have no gradients, and so no products that make them: 2 × forward, not 3 ×."""
+    return flops * 2 // 3
 
 
 # --- memory -------------------------------------------------------------------------------------
@@ -64,44 +76,57 @@ class _Layer:
 Rows = tuple[MemoryRow, ...]
 
 
-def _moments(spec: ModelSpec, train: TrainPart, length: int, packed: bool) -> Iterator[Rows]:
-    """What is held at each moment of a step that may be its fullest: at the loss; as each layer is gone back
-    through, the last one first; and when all gradients are there.
-
-    Gradients count all the time, although a step begins without any: the heap keeps their places, which lie
-    between moments, and no activation is small enough for them. (With every tensor in pages of its own, as
-    MALLOC_MMAP_THRESHOLD_=65536 has it, they would not, and a step would take half as long again.)
-    """
+def _moments(spec: ModelSpec, train: TrainPart, length: int, packed: bool, adapters: int) -> Iterator[Rows]:
+    """What is held at each moment of a step that may be its fullest: at the loss, which makes the head's
+    gradient; as each layer is gone back through, the last one first; and when all gradients are there."""
     at_once = min(train.rows, train.micro_rows or train.rows)
     book = ledger(spec, "fp32")
     layers = _layers(spec, train, at_once, length)
-    total = 4 * book.params.total
-    one_moment = sum(row.count for row in book.tensors if row.kind == "matrix" and row.layer is not None)
-    saved = 4 * one_moment if train.optimizer == "muon" else 0
-    always = (
-        MemoryRow("weights", total, "fp32, each storage once"),
-        MemoryRow("gradients", total, "fp32"),
-        MemoryRow("optimizer", 2 * total - saved, f"{train.optimizer}'s moments, fp32"),
-    )
-    casts = 2 * sum(row.count for row in book.tensors if row.kind == "matrix") * (train.dtype == "bf16")
+    sizes = [(row.layer, row.kind, 4 * row.count) for row in book.tensors if row.tie is None]
+    of_layer = [sum(size for layer, _, size in sizes if layer == i) for i in range(spec.n_layers)]
+    matrices = sum(size for layer, kind, size in sizes if kind == "matrix" and layer is not None)
+    casts = sum(size for _, kind, size in sizes if kind == "matrix") // 2 * (train.dtype == "bf16")
     shared = casts + (_mask_bytes(spec, at_once, length) if packed else 0)
+    total, head = 4 * book.params.total, 4 * spec.vocab_size * spec.d_model
+    parts = -(-train.rows // at_once)
+    learned = 4 * adapters or total
+    moments = 2 * learned - (matrices if train.optimizer == "muon" and not adapters else 0)
+    again = [layer.kept if train.checkpoint_layers else 0 for layer in layers]
 
-    def moment(activations: int, work: int, what: str) -> Rows:
-        return (
-            *always,
+    def moment(gradients: int, activations: int, work: int, what: str) -> Rows:
+        if adapters:
+            gradients = learned
+        elif parts > 1:  # those of earlier parts are there, and this one's are added to them
+            gradients = min(total + head, total + gradients)
+        passing = gradients + activations + work
+        holes = round((HOLES if parts == 1 else HOLES_OF_PARTS) * passing) + HOLES_AGAIN * max(again)
+        rows = (
+            MemoryRow("weights", total, "fp32, each storage once"),
+            MemoryRow("adapters", 4 * adapters, "fp32, beside the weights"),
+            MemoryRow("optimizer", moments, f"{train.optimizer}'s moments, fp32"),
+            MemoryRow("gradients", gradients, f"fp32, those that are there {what}"),
             MemoryRow("activations", activations, f"kept for backward by {at_once} rows"),
             MemoryRow("work", work, f"made for a while, {what}"),
+            MemoryRow("holes", holes, "in the heap, between what comes and goes"),
         )
+        return tuple(row for row in rows if row.bytes)
 
     kept = [layer.inputs if train.checkpoint_layers else layer.kept for layer in layers]
-    head = 4 * spec.vocab_size * spec.d_model
     ends = 4 * at_once * length * spec.d_model  # the stream after the last layer, for the final norm
-    yield moment(sum(kept) + ends + shared, _loss_bytes(spec, train, at_once * length), "at the loss")
+    loss = _loss_bytes(spec, train, at_once * length)
+    yield moment(head, sum(kept) + ends + shared, loss, "at the loss")
     for i, layer in reversed(list(enumerate(layers))):
-        again = layer.kept if train.checkpoint_layers else 0
-        yield moment(sum(kept[: i + 1]) + again + shared, layer.work, f"going back through layer {i}")
+        what = f"going back through layer {i}"
+        yield moment(head + sum(of_layer[i:]), sum(kept[: i + 1]) + again[i] + shared, layer.work, what)
     # The embedding's gradient is made whole, then added to that of a head it is tied to.
-    yield moment(0, head if spec.head.tied else 0, "as the last gradient is there")
+    yield moment(total, 0, head if spec.head.tied else 0, "as the last gradient is there")
+
+
+HOLES, HOLES_OF_PARTS, HOLES_AGAIN = 0.19, 0.25, 2
+"""What glibc's heap holds beyond what is in it: a part of what comes and goes within a step, more where
+gradients stay there while the next part of the step is computed; and if layers are computed twice, the
+activations of two layers. These are measured; 0.1 to 0.4 was found for the first, least where most comes and
+goes. docs/train.md names allocators that leave fewer."""
 
 
 def _layers(spec: ModelSpec, train: TrainPart, rows: int, length: int) -> list[_Layer]:
@@ -160,12 +185,12 @@ def _attends_in_c(block: Block, length: int) -> bool:
 
 def _loss_bytes(spec: ModelSpec, train: TrainPart, tokens: int) -> int:
     """The hidden states as the final norm leaves them, those with a label, and their gradients; and a chunk
-    of the logits: once, in place, in fp32; with bf16 products in bf16 too, and the head's matrix twice."""
+    of the logits: once, in place, in fp32; with bf16 products in bf16 too, and the head's matrix."""
     chunk, head = spec.vocab_size * min(tokens, rows_at_once(spec.vocab_size)), spec.vocab_size * spec.d_model
     bf16 = train.dtype == "bf16"
     hidden = 3 * tokens * spec.d_model * (2 if bf16 else 4)
     if spec.head.softcap is None and spec.head.scale == 1:
-        return hidden + (6 * chunk + 4 * head if bf16 else 4 * chunk)
+        return hidden + (6 * chunk + 2 * head if bf16 else 4 * chunk)
     # By autograd: logits, log-softmax and the gradients of both; for z the exponentials, their gradient and a
     # sum too; and a gradient of the head for each chunk.
     return hidden + 4 * ((6 if train.z_weight else 4) * chunk + head)

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from openbook import sources
 from openbook.ledger import TensorRow, Workload, ledger
-from openbook.ledger.memory import MemoryRow
 from openbook.model import Decoder, init_weights
 from openbook.spec.hf import to_config
 from openbook.spec.model import ModelSpec
@@ -24,8 +23,8 @@ from openbook.train.loop import Samples, Trainer
 from openbook.train.lora import add_lora, check_peft, lora_parameters, lora_rows
 from openbook.train.optim import Optimizer, cosine, parameter_groups, warmup_stable_decay
 from openbook.train.pack import Packed
-from openbook.train.predict import Prediction, predict
-from openbook.train.recipe import DataPart, LoraPart, Recipe, RecipeError, TrainPart
+from openbook.train.predict import Prediction, of_adapters, predict
+from openbook.train.recipe import DataPart, Recipe, RecipeError, TrainPart
 from openbook.weights.load import load_decoder
 
 DATA = "data"
@@ -133,10 +132,11 @@ def prediction(recipe: Recipe, vocab_size: int | None = None) -> Prediction:
     """What the recipe will take; without `vocab_size` at most. The FLOPs are the most they can be, of
     rows that are single documents (`flops_of` is exact). Raises what `spec_of` raises."""
     spec = spec_of(recipe, expected_vocab_size(recipe) if vocab_size is None else vocab_size)
-    predicted = predict(spec, recipe.train, recipe.data.length)
+    lora = recipe.lora
+    adapters = lora_parameters(spec, lora.rank, lora.targets) if lora else 0
+    predicted = predict(spec, recipe.train, recipe.data.length, adapters=adapters)
     most = "each row as one document: less where several are packed into it"
-    predicted = replace(predicted, conventions=(*predicted.conventions, most))
-    return predicted if recipe.lora is None else _with_adapters(predicted, spec, recipe.lora)
+    return replace(predicted, conventions=(*predicted.conventions, most))
 
 
 def flops_of(recipe: Recipe, spec: ModelSpec) -> Callable[[tuple[int, ...]], int]:
@@ -146,32 +146,9 @@ def flops_of(recipe: Recipe, spec: ModelSpec) -> Callable[[tuple[int, ...]], int
 
     def flops(documents: tuple[int, ...]) -> int:
         step = book.totals(Workload("train", new=sum(documents), documents=documents))
-        return step.flops if recipe.lora is None else _of_adapters(step.flops)
+        return step.flops if recipe.lora is None else of_adapters(step.flops)
 
     return flops
-
-
-def _of_adapters(flops: int) -> int:
-    """Frozen weights have no gradients, and so no products that make them: 2 × forward, not 3 ×."""
-    return flops * 2 // 3
-
-
-def _with_adapters(predicted: Prediction, spec: ModelSpec, lora: LoraPart) -> Prediction:
-    """Only what is added has gradients and moments."""
-    count = lora_parameters(spec, lora.rank, lora.targets)
-    instead = {
-        "gradients": MemoryRow("gradients", 4 * count, f"of {count:,} adapters' parameters, fp32"),
-        "optimizer": MemoryRow("optimizer", 8 * count, "their moments, fp32"),
-    }
-    rows = tuple(instead.get(row.name, row) for row in predicted.memory)
-    adapters = MemoryRow("adapters", 4 * count, f"rank {lora.rank}, fp32")
-    return replace(
-        predicted,
-        flops=_of_adapters(predicted.flops),
-        step_flops=_of_adapters(predicted.step_flops),
-        memory=(*rows, adapters),
-        conventions=(*predicted.conventions, "2 × forward, since the frozen weights have no gradients"),
-    )
 
 
 def schedule_of(train: TrainPart) -> Callable[[int], float]:
