@@ -169,10 +169,13 @@ def test_a_prediction_is_the_ledgers(recipe: Path):
     assert found.tokens == 10 * 4 * 16
     assert found.flops == 10 * book.totals(Workload("train", batch=4, new=16)).flops
     items = {row.name: row.bytes for row in found.memory}
-    assert items["weights"] == items["gradients"] == 4 * found.params
+    assert items["weights"] == 4 * found.params
+    assert items["gradients"] == 4 * (found.params + 131 * 52)  # of the first part; the head's of the second
     assert items["optimizer"] == 8 * found.params
     # Hidden states, those with a label, and their gradients; and one table of logits.
     assert items["work"] == 3 * 2 * 16 * 52 * 4 + 2 * 16 * 131 * 4
+    passing = items["gradients"] + items["activations"] + items["work"]
+    assert items["holes"] == round(0.3 * passing)
     assert found.bytes == sum(items.values())
 
 

@@ -19,7 +19,7 @@ from openbook.models import home
 
 SOURCE = Path(__file__).with_name("runner.c")
 HEADERS = ("op.h", "vector.h", "blocks.h", "step.h", "rows.h", "attend.h", "learn.h")
-FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-shared", "-fPIC", "-pthread")
+FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-strict-aliasing", "-shared", "-fPIC", "-pthread")
 
 
 class NativeUnavailableError(RuntimeError):

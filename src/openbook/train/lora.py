@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -176,7 +177,12 @@ class LoraLinear(nn.Module):
         return self.lora_a.shape[0]
 
     def forward(self, x: Float[Tensor, "*batch in"]) -> Float[Tensor, "*batch out"]:
-        y: Any = _Adapted.apply(x, self.weight, self.bias, self.lora_a, self.lora_b, self.scale)
+        if torch.is_grad_enabled():
+            y: Any = _Adapted.apply(x, self.weight, self.bias, self.lora_a, self.lora_b, self.scale)
+        else:
+            low = F.linear(x.to(self.lora_a.dtype), self.lora_a)
+            y = F.linear(x, self.weight, self.bias)
+            y = y + (self.scale * F.linear(low, self.lora_b)).to(y.dtype)
         return y if self.limit is None else y.clamp(-self.limit, self.limit)
 
     @torch.no_grad()
@@ -192,8 +198,8 @@ class LoraLinear(nn.Module):
 
 
 class _Adapted(torch.autograd.Function):
-    """W x + b + scale · B A x, where what is added is added in place: one result is made, not four. The freed
-    ones would be broken up by the small A x that are kept, and the heap would hold twice what is in it."""
+    """The same to learn through: what is added is added in place, so that one result is made, not four. The
+    freed ones would be broken up by the small A x that are kept, and the heap hold twice what is in it."""
 
     @staticmethod
     def forward(

@@ -122,7 +122,7 @@ def _moments(spec: ModelSpec, train: TrainPart, length: int, packed: bool, adapt
     yield moment(total, 0, head if spec.head.tied else 0, "as the last gradient is there")
 
 
-HOLES, HOLES_OF_PARTS, HOLES_AGAIN = 0.19, 0.25, 2
+HOLES, HOLES_OF_PARTS, HOLES_AGAIN = 0.19, 0.3, 2
 """What glibc's heap holds beyond what is in it: a part of what comes and goes within a step, more where
 gradients stay there while the next part of the step is computed; and if layers are computed twice, the
 activations of two layers. These are measured; 0.1 to 0.4 was found for the first, least where most comes and
