@@ -205,26 +205,61 @@ INLINE void add_product(float *y, const float *a, int64_t a_row, int64_t a_step,
     }
 }
 
+/* P and D of 64 queries from i0 on and 64 keys from j0 on: by columns, and in bf16 D by rows (d_rows) as well. */
+INLINE void weigh_block(const Op *op, int64_t i0, int64_t j0, const float *q, const float *g, const float *kt,
+                        const float *vt, const float *sums, const float *along, float *p, float *d, float *d_rows,
+                        int dtype) {
+    int64_t W = op->width * (dtype == F32 ? 4 : 2) / 4;
+    for (int64_t r = 0; r < BLOCK; r += DOWN)
+        for (int64_t c = 0; c < BLOCK; c += 16 * ACROSS) {
+            v16 x[DOWN][ACROSS] = {0}, y[DOWN][ACROSS] = {0};
+            if (i0 > j0 || c < r + DOWN) { /* else nobody sees these */
+                product(q + r * W, W, 1, kt + c, BLOCK, W, ACROSS, dtype, x);
+                product(g + r * W, W, 1, vt + c, BLOCK, W, ACROSS, dtype, y);
+            }
+            for (int i = 0; i < DOWN; i++) {
+                int64_t t = i0 + r + i, real = t < op->rows, since = real && op->since ? op->since[t] : 0;
+                for (int j = 0; j < ACROSS * PARTS; j++) {
+                    lanes *score = (lanes *)x[i] + j, *by_p = (lanes *)y[i] + j, none = {0};
+                    marks at = numbers(j0 + c + LANES * j), seen = (at <= (int32_t)t) & (at >= (int32_t)since);
+                    *score = real ? choose(seen, exponential(*score * op->scale - sums[t]), none) : none;
+                    *by_p = real ? *score * (*by_p - along[t]) * op->scale : none;
+                }
+            }
+            for (int j = 0; j < ACROSS; j++)
+                for (int i = 0; i < DOWN; i += dtype == F32 ? 1 : 2) {
+                    int64_t column = c + 16 * j, row = r + i;
+                    if (dtype == F32) {
+                        *(v16 *)(p + row * BLOCK + column) = x[i][j], *(v16 *)(d + row * BLOCK + column) = y[i][j];
+                        continue;
+                    }
+                    h16 even = to_bf16x16(y[i][j]), odd = to_bf16x16(y[i + 1][j]);
+                    *(v16 *)(p + row / 2 * BLOCK + column) = pairs16(to_bf16x16(x[i][j]), to_bf16x16(x[i + 1][j]));
+                    *(v16 *)(d + row / 2 * BLOCK + column) = pairs16(even, odd);
+                    *(h16 *)((uint16_t *)d_rows + row * BLOCK + column) = even;
+                    *(h16 *)((uint16_t *)d_rows + (row + 1) * BLOCK + column) = odd;
+                }
+        }
+}
+
 /* An item is a query head. a, weight, bias: q, k, v; b: y; grad: g, both [T, heads, K]; dst: the gradient of q, fp32;
  * dst2: those of k and v as this head has them, one after the other; all [T, heads, K]. */
 INLINE void attend_back_of(const Op *op, int64_t from, int64_t to, int dtype) {
     int64_t K = op->width, T = op->rows, size = dtype == F32 ? 4 : 2, W = K * size / 4, across = op->heads * K;
-    int64_t R = dtype == F32 ? 1 : 2; /* rows of P in a word */
+    int64_t R = dtype == F32 ? 1 : 2; /* rows in a word */
     float q[BLOCK * W], g[BLOCK * W], k[BLOCK * W], v[BLOCK * W], kt[BLOCK * W], vt[BLOCK * W];
     float pairs[dtype == F32 ? 1 : 3 * BLOCK * W]; /* of q, g and k */
     float *q2 = dtype == F32 ? q : pairs, *g2 = dtype == F32 ? g : pairs + BLOCK * W, *k2 = dtype == F32 ? k : g2 + BLOCK * W;
-    float p[BLOCK * BLOCK], ds[BLOCK * BLOCK], d_rows[BLOCK * BLOCK]; /* by columns; d_rows: bf16's by rows */
-    float dq[BLOCK * K], dk[BLOCK * K], dv[BLOCK * K], along[T];
+    float p[BLOCK * BLOCK], d[BLOCK * BLOCK], rows[BLOCK * BLOCK], *d_rows = dtype == F32 ? d : rows;
+    float dq[DOWN * K], dk[BLOCK * K], dv[BLOCK * K], along[T];
     for (int64_t head = from; head < to; head++) {
-        const char *qs = (const char *)op->a + head * op->a_head * size;
+        const char *qs = (const char *)op->a + head * op->a_head * size, *gs = (const char *)op->grad + head * K * size;
         const char *ks = (const char *)op->weight + head / op->group * op->kv_head * size;
         const char *vs = (const char *)op->bias + head / op->group * op->kv_head * size;
-        const char *gs = (const char *)op->grad + head * K * size;
-        const float *sums = op->sums + head * T;
         for (int64_t t = 0; t < T; t++) {
             v16 sum = {0};
-            for (int64_t d = 0; d < K; d += 16)
-                sum += load16(op->b, t * across + head * K + d, dtype) * load16(gs, t * across + d, dtype);
+            for (int64_t e = 0; e < K; e += 16)
+                sum += load16(op->b, t * across + head * K + e, dtype) * load16(gs, t * across + e, dtype);
             along[t] = sum16(sum);
             memset(op->dst + t * across + head * K, 0, K * 4);
         }
@@ -237,47 +272,15 @@ INLINE void attend_back_of(const Op *op, int64_t from, int64_t to, int dtype) {
                 int64_t queries = T - i0 < BLOCK ? T - i0 : BLOCK, diagonal = i0 == j0;
                 take_rows(qs + i0 * op->a_row * size, op->a_row, queries, BLOCK, K, dtype, q, q2, 0);
                 take_rows(gs + i0 * across * size, across, queries, BLOCK, K, dtype, g, g2, 0);
-                for (int64_t r = 0; r < BLOCK; r += DOWN)
-                    for (int64_t c = 0; c < BLOCK; c += 16 * ACROSS) {
-                        v16 s[DOWN][ACROSS] = {0}, dp[DOWN][ACROSS] = {0};
-                        if (!diagonal || c < r + DOWN) {
-                            product(q + r * W, W, 1, kt + c, BLOCK, W, ACROSS, dtype, s);
-                            product(g + r * W, W, 1, vt + c, BLOCK, W, ACROSS, dtype, dp);
-                        }
-                        for (int i = 0; i < DOWN; i++) { /* scores to P, and what is by P to D */
-                            int64_t t = i0 + r + i, since = t < T && op->since ? op->since[t] : 0;
-                            for (int j = 0; j < ACROSS * PARTS; j++) {
-                                lanes *x = (lanes *)s[i] + j, *y = (lanes *)dp[i] + j, none = {0};
-                                marks at = numbers(j0 + c + LANES * j), seen = (at <= (int32_t)t) & (at >= (int32_t)since);
-                                if (t < T) *x = choose(seen, exponential(*x * op->scale - sums[t]), none);
-                                else *x = none;
-                                *y = t < T ? *x * (*y - along[t]) * op->scale : none;
-                            }
-                        }
-                        for (int i = 0; i < DOWN; i += (int)R)
-                            for (int j = 0; j < ACROSS; j++) {
-                                int64_t at = (r + i) / R * BLOCK + c + 16 * j;
-                                if (dtype == F32) {
-                                    *(v16 *)(p + at) = s[i][j], *(v16 *)(ds + at) = dp[i][j];
-                                    continue;
-                                }
-                                h16 d0 = to_bf16x16(dp[i][j]), d1 = to_bf16x16(dp[i + 1][j]);
-                                uint16_t *by_row = (uint16_t *)d_rows + (r + i) * BLOCK + c + 16 * j;
-                                *(v16 *)(p + at) = pairs16(to_bf16x16(s[i][j]), to_bf16x16(s[i + 1][j]));
-                                *(v16 *)(ds + at) = pairs16(d0, d1);
-                                *(h16 *)by_row = d0, *(h16 *)(by_row + BLOCK) = d1;
-                            }
-                    }
+                weigh_block(op, i0, j0, q, g, kt, vt, op->sums + head * T, along, p, d, d_rows, dtype);
                 for (int64_t s = 0; s < BLOCK; s += DOWN) {
                     int64_t first = diagonal ? s / R : 0, n = BLOCK / R - first; /* earlier queries do not see these keys */
                     add_product(dv + s * K, p + first * BLOCK + s, 1, BLOCK, g2 + first * K, n, K, dtype);
-                    add_product(dk + s * K, ds + first * BLOCK + s, 1, BLOCK, q2 + first * K, n, K, dtype);
+                    add_product(dk + s * K, d + first * BLOCK + s, 1, BLOCK, q2 + first * K, n, K, dtype);
                 }
-                const float *d = dtype == F32 ? ds : d_rows;
                 for (int64_t r = 0; r < queries; r += DOWN) {
-                    int64_t n = (diagonal ? r + DOWN : BLOCK) / R;
-                    memset(dq, 0, DOWN * K * 4);
-                    add_product(dq, d + r * (BLOCK / R), BLOCK / R, 1, k2, n, K, dtype);
+                    memset(dq, 0, sizeof dq);
+                    add_product(dq, d_rows + r * (BLOCK / R), BLOCK / R, 1, k2, (diagonal ? r + DOWN : BLOCK) / R, K, dtype);
                     for (int64_t i = 0; i < DOWN && r + i < queries; i++)
                         for (int64_t e = 0; e < K; e += 16)
                             *(v16 *)(op->dst + (i0 + r + i) * across + head * K + e) += *(v16 *)(dq + i * K + e);
