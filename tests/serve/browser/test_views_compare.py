@@ -101,6 +101,24 @@ def test_a_run_beside_itself_differs_nowhere(tiny_url, show):
     assert page.inner_text("[data-testid=compare-chart-sentence]") == "No step differs."
 
 
+def test_what_is_typed_stays_when_the_page_is_drawn_again_meanwhile(tiny_url, show):
+    """The names of the models arrive while a path is being typed."""
+    page, held = show(tiny_url("compare", what="prompt", prompt="")), []
+    page.wait_for_selector("[data-testid=compare-prompt]")
+    page.route("**/api/state", lambda route: held.append(route))
+    page.check("[data-testid=compare-what-model]")
+    page.fill("[data-testid=compare-path]", "/half/a/pa")
+    page.wait_for_timeout(50)
+    names = page.locator("[data-testid=compare-model] option")
+    before = names.count()
+    for route in held:
+        route.continue_()
+    page.unroute("**/api/state")
+    names.nth(before).wait_for(state="attached")
+    assert page.input_value("[data-testid=compare-path]") == "/half/a/pa"
+    assert page.is_visible("[data-testid=compare-empty]")
+
+
 def test_a_checkpoint_that_is_not_there_is_told_in_place(tiny_url, show):
     page = show(tiny_url("compare", what="model"), expects="404|400|422")
     page.wait_for_selector("[data-testid=compare-empty]")

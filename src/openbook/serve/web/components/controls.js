@@ -1,5 +1,5 @@
 /** Form controls with labels. All take `testid`, and `help` (a title). Values are plain; changes come by callback. */
-import { html, useId } from "../html.js";
+import { html, useId, useState } from "../html.js";
 
 /** @param {{onClick: () => void, kind?: "plain" | "primary" | "quiet", disabled?: boolean, testid?: string, help?: string, pressed?: boolean, children: any}} props */
 export function Button({ onClick, kind = "plain", disabled = false, testid, help, pressed, children, label }) {
@@ -81,7 +81,13 @@ export function Toggle({ label, checked, onChange, testid, help, disabled = fals
  */
 export function TextField({ label, value, onChange, onInput, lines = 1, placeholder, testid, help }) {
   const id = useId();
-  const props = { id, value, placeholder, "data-testid": testid, onChange: (e) => onChange(e.target.value), onInput: onInput && ((e) => onInput(e.target.value)) };
+  const [draft, setDraft] = useState(null); // what is being typed: a page that is drawn again meanwhile must not take it away
+  const props = {
+    id, value: draft ?? value, placeholder, "data-testid": testid,
+    onInput: (e) => { setDraft(e.target.value); onInput?.(e.target.value); },
+    onChange: (e) => { setDraft(null); onChange(e.target.value); },
+    onBlur: () => setDraft(null),
+  };
   return html`<span class="control text" title=${help}>
     <label for=${id}>${label}</label>
     ${lines > 1 ? html`<textarea rows=${lines} ...${props}></textarea>` : html`<input type="text" ...${props} />`}
