@@ -105,7 +105,11 @@ def test_what_is_typed_stays_when_the_page_is_drawn_again_meanwhile(tiny_url, sh
     """The names of the models arrive while a path is being typed."""
     page, held = show(tiny_url("compare", what="prompt", prompt="")), []
     page.wait_for_selector("[data-testid=compare-prompt]")
-    page.route("**/api/state", lambda route: held.append(route))
+
+    def hold(route) -> None:  # playwright sets attributes of its handlers: a list's method has none
+        held.append(route)
+
+    page.route("**/api/state", hold)
     page.check("[data-testid=compare-what-model]")
     page.fill("[data-testid=compare-path]", "/half/a/pa")
     page.wait_for_timeout(50)
