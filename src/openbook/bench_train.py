@@ -45,7 +45,7 @@ Step = Callable[[], float]
 LR, WEIGHT_DECAY, BETAS, CLIP = 1e-4, 0.1, (0.9, 0.95), 1.0
 
 STEPS_OF_MEMORY = 3
-"""Of which the peak is taken: the first makes their moments, the second is the first that has all."""
+"""Of which the peak is taken: a plain loop makes its moments in the first, and has all in the second."""
 
 
 @dataclass(frozen=True)

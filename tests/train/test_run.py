@@ -338,6 +338,6 @@ def test_a_run_goes_on_wherever_its_paths_are_written_from(
 ):
     monkeypatch.chdir(texts.parent)
     open_run(recipe({**about, "sources": [texts.name]}), unbroken, resume=True).lock.release()
-    for others in (["elsewhere"], [f"elsewhere/{texts.name}"], [texts.name, texts.name]):
+    for others in (["elsewhere"], [f"elsewhere/{texts.name}"], [texts.name, texts.name], [".."], ["."]):
         with pytest.raises(CheckpointError, match=r"another recipe, data.sources differs"):
             open_run(recipe({**about, "sources": others}), unbroken, resume=True)

@@ -1,10 +1,11 @@
-"""Inference in C, over the same weights in the same memory as the PyTorch model.
+"""Steps in C, over the same weights in the same memory as the PyTorch model.
 
 Where PyTorch starts some 25 kernels a layer for one token, each with its own threads, `NativeDecoder` is one
 loop over a list of operations that was derived from the spec. `NativeNorm`, `NativeRotate`, `NativeCore`
-and `NativeActivation` take a whole prompt's norms, rotations, attention and gates, and `native_experts` the
-experts of a few tokens; a prompt's matrix products stay PyTorch's. They are accelerators and nothing else:
-the same names and faces as what they stand in for, to which they hand back whatever they do not do.
+and `NativeActivation` take the norms, rotations, attention and gates of a whole prompt, or of what is learned
+from, and `native_experts` the experts of a few tokens; matrix products of many stay PyTorch's. They are
+accelerators and nothing else: the same names and faces as what they stand in for, to which they hand back
+whatever they do not do.
 """
 
 from collections.abc import Mapping

@@ -18,7 +18,6 @@ enum { DOWN = 8, ACROSS = 2 };
 #else
 enum { DOWN = 4, ACROSS = 1 };
 #endif
-enum { PARTS = 16 / LANES };
 
 INLINE lanes dot_pairs(lanes sum, lanes pairs, uint32_t pair) {
 #ifdef __AVX512BF16__

@@ -17,7 +17,7 @@ typedef struct {
     int64_t group; /* query heads per key/value head; or elements that are rotated */
     int64_t row_bytes; /* of a matrix */
     int64_t heads;                  /* ATTEND_ROWS, ATTEND_BACK, ROTATE_ROWS: side by side in a row */
-    int64_t rows, keys;             /* PACK, ATTEND_ROWS: T queries, the last of S keys; LINEAR_ROWS: inputs;
+    int64_t rows, keys;             /* PACK, ATTEND_ROWS, ATTEND_BACK: T queries, the last of S keys; LINEAR_ROWS: inputs;
                                      * NORM_BACK: rows of an item, and of all items */
     int64_t a_row, a_head, kv_row, kv_head; /* elements from one row or head of queries, of keys or values, to the next */
     int32_t flags; /* ACCUMULATE: dst += instead of dst =; LAYERNORM; INTERLEAVED */

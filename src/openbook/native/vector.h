@@ -9,8 +9,6 @@
 #endif
 
 typedef float v16 __attribute__((vector_size(64), aligned(4)));
-typedef float v8 __attribute__((vector_size(32)));
-typedef float v4 __attribute__((vector_size(16)));
 typedef uint32_t u16x32 __attribute__((vector_size(64)));
 typedef int32_t i32x16 __attribute__((vector_size(64)));
 typedef uint16_t h16 __attribute__((vector_size(32), aligned(2)));
@@ -22,6 +20,7 @@ enum { LANES = 16 };
 #else
 enum { LANES = 8 };
 #endif
+enum { PARTS = 16 / LANES };
 typedef float lanes __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef uint32_t words __attribute__((vector_size(4 * LANES)));
 typedef int32_t marks __attribute__((vector_size(4 * LANES))); /* what a comparison gives: all bits, or none */
@@ -137,7 +136,7 @@ INLINE lanes exponential(lanes x) {
 
 /* 1 / (1 + e^-x) */
 INLINE v16 sigmoid16(v16 x) {
-    for (int i = 0; i < 16 / LANES; i++) {
+    for (int i = 0; i < PARTS; i++) {
         lanes *z = (lanes *)&x + i, e = exponential(choose(*z < 0, *z, -*z)); /* e^-|z| */
         *z = choose(*z < 0, e, (lanes){0} + 1) / (1 + e);
     }

@@ -42,8 +42,8 @@ def predict(
     step = Workload("train", batch=train.rows, new=length)
     flops, conventions = book.totals(step).flops, tuple(book.conventions(step))
     if adapters:
-        flops = of_adapters(flops)
-        conventions = (*conventions, "2 × forward, since the frozen weights have no gradients")
+        flops, frozen = of_adapters(flops), "2 × forward, since the frozen weights have no gradients"
+        conventions = tuple(said.replace("3 × forward", frozen) for said in conventions)
     moments = _moments(spec, train, length, packed, adapters)
     return Prediction(
         params=book.params.total,
@@ -94,8 +94,9 @@ def _moments(spec: ModelSpec, train: TrainPart, length: int, packed: bool, adapt
     again = [layer.kept if train.checkpoint_layers else 0 for layer in layers]
 
     def moment(gradients: int, activations: int, work: int, what: str) -> Rows:
+        of_what = f"those that are there {what}"
         if adapters:
-            gradients = learned
+            gradients, of_what = learned, "of the adapters alone"
         elif parts > 1:  # those of earlier parts are there, and this one's are added to them
             gradients = min(total + head, total + gradients)
         passing = gradients + activations + work
@@ -104,7 +105,7 @@ def _moments(spec: ModelSpec, train: TrainPart, length: int, packed: bool, adapt
             MemoryRow("weights", total, "fp32, each storage once"),
             MemoryRow("adapters", 4 * adapters, "fp32, beside the weights"),
             MemoryRow("optimizer", moments, f"{train.optimizer}'s moments, fp32"),
-            MemoryRow("gradients", gradients, f"fp32, those that are there {what}"),
+            MemoryRow("gradients", gradients, f"fp32, {of_what}"),
             MemoryRow("activations", activations, f"kept for backward by {at_once} rows"),
             MemoryRow("work", work, f"made for a while, {what}"),
             MemoryRow("holes", holes, "in the heap, between what comes and goes"),

@@ -214,7 +214,7 @@ def _agree(key: str, a: Any, b: Any) -> bool:
     if key in PATHS and isinstance(a, str) and isinstance(b, str):
         one, other = ([part for part in Path(path).parts if part != ".."] for path in (a, b))
         shared = min(len(one), len(other))
-        return one[len(one) - shared :] == other[len(other) - shared :]
+        return a == b or (shared > 0 and one[-shared:] == other[-shared:])
     return a == b
 
 
